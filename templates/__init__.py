@@ -1,0 +1,1 @@
+"""HIP kernel sources: one Jinja template per kernel family, shared headers, one dialect per compiler."""
