@@ -42,11 +42,11 @@ class Arch:
 
 
 _TABLE = (
-    Arch("gfx1100", "gfx11"),
-    Arch("gfx1101", "gfx11"),
-    Arch("gfx1151", "gfx11"),
-    Arch("gfx1200", "gfx12"),
-    Arch("gfx1201", "gfx12"),
+    Arch("gfx1100", "amd"),
+    Arch("gfx1101", "amd"),
+    Arch("gfx1151", "amd"),
+    Arch("gfx1200", "amd"),
+    Arch("gfx1201", "amd"),
     # The host runs a block at a time on each core: LDS and workgroup limits are the GPUs', so that a
     # kernel which passes here fits there; registers have no meaning.
     Arch("host", "host", vgpr_file=0, vgpr_granule=0, max_waves=0),

@@ -1,0 +1,25 @@
+"""Which kernel may run a request: predicates, evidence, policy, explanation, and the launch with its own check."""
+
+from __future__ import annotations
+
+from .admission import Decision, admit
+from .attend import attend, draft_attend, kv_write
+from .checks import Check
+from .counters import snapshot as route_counts
+from .evidence import Evidence
+from .request import AttendRequest
+from .routes import ROUTES, Route
+
+__all__ = [
+    "ROUTES",
+    "AttendRequest",
+    "Check",
+    "Decision",
+    "Evidence",
+    "Route",
+    "admit",
+    "attend",
+    "draft_attend",
+    "kv_write",
+    "route_counts",
+]

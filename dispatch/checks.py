@@ -1,0 +1,96 @@
+"""Predicates. Each looks at a request and says what it saw, what it requires, and whether that holds.
+
+A predicate that meets an unknown value (None, another type) fails; it never guesses and never raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..archs import ARCHS
+from ..layout import MAX_HEAD_DIM, Q8_BLOCK
+from .request import AttendRequest
+
+
+@dataclass(frozen=True)
+class Check:
+    """One predicate's finding.
+
+    Attributes:
+        name: of the predicate.
+        observed: what the request has.
+        required: what the route needs, in words.
+        ok: whether it holds.
+    """
+
+    name: str
+    observed: Any
+    required: str
+    ok: bool
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.observed!r}, required {self.required}"
+
+
+Predicate = Callable[[AttendRequest], Check]
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def base_arch(name: Any) -> str | None:
+    """The arch without its feature suffix, or None for anything that is not a string."""
+    return name.split(":", 1)[0] if isinstance(name, str) else None
+
+
+def equals(field: str, legal: Any) -> Predicate:
+    """The field has exactly this value, and its type."""
+
+    def predicate(r: AttendRequest) -> Check:
+        seen = getattr(r, field)
+        return Check(field, seen, repr(legal), type(seen) is type(legal) and seen == legal)
+
+    return predicate
+
+
+def one_of(field: str, *legal: Any) -> Predicate:
+    """The field has one of these values."""
+
+    def predicate(r: AttendRequest) -> Check:
+        seen = getattr(r, field)
+        required = "one of " + ", ".join(map(str, legal))
+        return Check(field, seen, required, any(type(seen) is type(v) and seen == v for v in legal))
+
+    return predicate
+
+
+def between(field: str, low: int, high: int | None = None) -> Predicate:
+    """An integer field, inside both ends."""
+
+    def predicate(r: AttendRequest) -> Check:
+        seen = getattr(r, field)
+        ok = _is_int(seen) and seen >= low and (high is None or seen <= high)
+        return Check(field, seen, f"at least {low}" if high is None else f"{low} .. {high}", ok)
+
+    return predicate
+
+
+def known_arch(r: AttendRequest) -> Check:
+    """The arch is in the table that kernels can be built for."""
+    return Check("arch", r.arch, "a known arch: " + ", ".join(ARCHS), base_arch(r.arch) in ARCHS)
+
+
+def tiled_head_dim(r: AttendRequest) -> Check:
+    """head_dim is a whole number of Q8_0 blocks, up to the largest a kernel holds in registers."""
+    ok = _is_int(r.head_dim) and r.head_dim is not None and 0 < r.head_dim <= MAX_HEAD_DIM and r.head_dim % Q8_BLOCK == 0
+    return Check("head_dim", r.head_dim, f"a multiple of {Q8_BLOCK} up to {MAX_HEAD_DIM}", ok)
+
+
+def grouped_heads(r: AttendRequest) -> Check:
+    """Query heads divide evenly over the KV heads."""
+    heads, kv = r.n_heads, r.n_kv_heads
+    ok = _is_int(heads) and _is_int(kv) and bool(kv and heads and kv > 0 and heads > 0 and heads % kv == 0)
+    return Check("n_heads/n_kv_heads", f"{heads}/{kv}", "n_heads a positive multiple of n_kv_heads", ok)

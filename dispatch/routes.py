@@ -1,0 +1,155 @@
+"""The route table: every way a request may run, in the order they are tried.
+
+A route is data: a kernel variant to run, the predicates a request must meet, and whether it needs evidence for the
+exact arch. The last route of a workload is the established one, which what is refused falls back to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..errors import InputError
+from ..family import Variant
+from ..kernels import families
+from . import checks
+from .checks import Check, Predicate
+from .policy import MIN_CTX_VARIABLE, Policy
+from .request import AttendRequest
+
+
+@dataclass(frozen=True)
+class Route:
+    """One row of the table.
+
+    Attributes:
+        name: what callers, counters and evidence call it.
+        workload: "verify" or "draft".
+        family: the kernel family it runs.
+        variant: the variant for a request that meets the predicates.
+        predicates: all of them are evaluated, also after one has failed.
+        policy_checks: predicates that the environment can narrow.
+        needs_evidence: the route opens only where a record for the exact arch says so.
+    """
+
+    name: str
+    workload: str
+    family: str
+    variant: Callable[[AttendRequest], Variant]
+    predicates: tuple[Predicate, ...]
+    policy_checks: Callable[[AttendRequest, Policy], tuple[Check, ...]] = lambda request, policy: ()
+    needs_evidence: bool = False
+
+
+_VERIFY = (
+    checks.equals("workload", "verify"),
+    checks.known_arch,
+    checks.equals("kv_format", "q8_0"),
+    checks.grouped_heads,
+)
+
+
+def _above_min_ctx(r: AttendRequest, policy: Policy) -> tuple[Check, ...]:
+    """The multi-row kernels pay off from some context on; below it the established route is faster."""
+    minimum = policy.multirow_min_ctx
+    required = f"above {minimum} ({MIN_CTX_VARIABLE})" if minimum else f"routes disabled by {MIN_CTX_VARIABLE}=0"
+    seen = r.logical_ctx
+    ok = minimum > 0 and isinstance(seen, int) and not isinstance(seen, bool) and seen > minimum
+    return (Check("logical_ctx", seen, required, ok),)
+
+
+def _multirow(rows: int) -> Route:
+    return Route(
+        name=f"rows{rows}",
+        workload="verify",
+        family="attention_flash_q8_0_rows",
+        variant=lambda r: families()["attention_flash_q8_0_rows"].variant(rows=rows, head_dim=r.head_dim),
+        predicates=(
+            *_VERIFY,
+            checks.one_of("head_dim", 128, 256),
+            checks.equals("layout", "chain"),
+            checks.between("rows", rows, 32),
+            checks.equals("window", 0),
+            checks.equals("capturing", False),
+            checks.equals("recording", False),
+        ),
+        policy_checks=_above_min_ctx,
+        needs_evidence=True,
+    )
+
+
+def _tile_variant(r: AttendRequest) -> Variant:
+    mask = "tree" if r.layout == "tree" else "window" if r.window else "causal"
+    return families()["attention_flash_q8_0_tile_batched"].variant(head_dim=r.head_dim, mask=mask)
+
+
+TILE_BATCHED = Route(
+    name="tile_batched",
+    workload="verify",
+    family="attention_flash_q8_0_tile_batched",
+    variant=_tile_variant,
+    predicates=(
+        *_VERIFY,
+        checks.tiled_head_dim,
+        checks.one_of("layout", "chain", "tree", "independent"),
+        checks.between("rows", 1),
+        checks.between("logical_ctx", 0),
+        checks.between("window", 0),
+        checks.one_of("capturing", False, True),
+        checks.one_of("recording", False, True),
+    ),
+)
+
+
+def _draft(name: str, sliding: bool, *predicates: Predicate) -> Route:
+    return Route(
+        name=name,
+        workload="draft",
+        family="attention_dflash_f32",
+        variant=lambda r: families()["attention_dflash_f32"].variant(head_dim=r.head_dim, sliding=sliding),
+        predicates=(
+            checks.equals("workload", "draft"),
+            checks.known_arch,
+            checks.equals("kv_format", "f32"),
+            checks.grouped_heads,
+            checks.tiled_head_dim,
+            checks.between("rows", 1),
+            checks.between("logical_ctx", 1),
+            checks.one_of("capturing", False, True),
+            checks.one_of("recording", False, True),
+            *predicates,
+        ),
+    )
+
+
+def _windowed(r: AttendRequest) -> Check:
+    ok = (isinstance(r.window, int) and r.window > 0) or r.causal is True
+    return Check("window/causal", f"{r.window}/{r.causal}", "a window or a causal mask", ok)
+
+
+DFLASH_SLIDING = _draft("dflash_sliding", True, _windowed)
+DFLASH_SCALAR = _draft(
+    "dflash_scalar", False, checks.equals("window", 0), checks.equals("causal", False)
+)
+
+ROUTES: tuple[Route, ...] = (_multirow(8), _multirow(4), TILE_BATCHED, DFLASH_SLIDING, DFLASH_SCALAR)
+
+UNROUTED = {
+    "kv_cache_write_q8_0_batched": "a step before attention, chosen by no request",
+    "attention_flash_reduce_batched": "the second launch of every tiled route",
+}
+"""Families that are no route of their own, and why."""
+
+
+def routes_of(workload: str | None) -> tuple[Route, ...]:
+    """The routes of a workload, in order. An unknown workload has all of them, so that each can say why it refuses."""
+    found = tuple(r for r in ROUTES if r.workload == workload)
+    return found or ROUTES
+
+
+def route(name: str) -> Route:
+    """A route by name."""
+    for row in ROUTES:
+        if row.name == name:
+            return row
+    raise InputError(f"route {name!r} is not known; known routes: {', '.join(r.name for r in ROUTES)}, auto")

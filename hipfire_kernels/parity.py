@@ -1,0 +1,379 @@
+"""Hold a kernel against the float64 oracle on one case: poisoned, guarded, worst row.
+
+A `Case` is seeds and numbers, no tensors, so it can be printed, stored and replayed. `check` runs a variant on it:
+outputs and scratch are NaN before the launch and stand between guard regions, cache bytes that no row may see hold
+NaN scales, inputs must come out unchanged. The error of a (row, head) is max|diff| / max|reference|; a case is as
+good as its worst.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import reference
+from .attention import attend_tiles, draft_attend_rows
+from .runtime import Device
+from .errors import InputError
+from .family import Variant
+from .kernels import families
+from .binding import launch
+from .layout import Q8_BLOCK, TILE, kv_cache_shape, partials_shape, tiles
+from .q8_0 import quantize_q8_0
+
+Array = npt.NDArray[Any]
+
+VALUES = {
+    "normal": "standard normal, quantised",
+    "large": "queries times 12 in every third row, so that most weights underflow",
+    "foreign": "raw bytes of another writer: codes -128, scales 0, -0, negative, subnormal",
+    "zeros": "all-zero K and V blocks",
+}
+"""Named contents of a case."""
+
+ROWS = (1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 31, 32)
+CONTEXTS = (1, 2, 127, 128, 129, 255, 2048, 4097)
+GROUPS = (1, 4, 6)
+
+GUARD = 64
+"""Elements on each side of a written array that a launch must leave alone."""
+
+UNSEEN = 37
+"""Cache positions behind the last visible key, all poisoned."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input. `ctx` is the number of keys the last row sees; the rows are a chain, row r sees ctx - rows + r + 1.
+
+    Rows of a chain longer than its context see no key, and must come out zero.
+    """
+
+    rows: int
+    ctx: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    values: str = "normal"
+    window: int = 0
+    block_cols: int = 0
+    seed: int = 0
+
+    def describe(self) -> str:
+        """Short and complete; the id of a test."""
+        extra = (f"-w{self.window}" if self.window else "") + (f"-tree{self.block_cols}" if self.block_cols else "")
+        return (
+            f"B{self.rows}-ctx{self.ctx}-h{self.n_heads}/{self.n_kv_heads}-d{self.head_dim}"
+            f"-{self.values}{extra}-seed{self.seed}"
+        )
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one check found. `error` is of the worst (row, head); `fault` is a sentence, empty when there is none."""
+
+    variant: Variant
+    case: Case
+    error: float
+    limit: float
+    fault: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """No fault, and the worst row within the limit."""
+        return not self.fault and self.error <= self.limit
+
+    def describe(self) -> str:
+        """One line; for a failure with what it takes to run it again."""
+        verdict = "ok" if self.ok else "FAILED"
+        return f"{verdict} {self.variant.name} {self.case.describe()}: error {self.error:.3g} (limit {self.limit:g}) {self.fault}"
+
+
+def grid(variant: Variant, *, rows: Sequence[int] = ROWS, contexts: Sequence[int] = CONTEXTS) -> Iterator[Case]:
+    """The cases a variant is held against: rows x contexts x query heads per KV head, two KV heads, normal values;
+    then every other named content once per group at a context of three tiles."""
+    params = dict(variant.params)
+    head_dim = params.get("head_dim", 128)
+    for group in GROUPS:
+        shapes = [(b, ctx, "normal") for b in rows for ctx in contexts]
+        shapes += [(9, 2 * TILE + 65, name) for name in VALUES if name != "normal"]
+        for b, ctx, values in shapes:
+            yield Case(
+                b,
+                ctx,
+                2 * group,
+                2,
+                head_dim,
+                values,
+                window=_window(params, ctx),
+                block_cols=b if params.get("mask") == "tree" or params.get("tree") else 0,
+                seed=b * 7919 + ctx * 31 + group,
+            )
+
+
+def _window(params: dict[str, Any], ctx: int) -> int:
+    """A window that cuts inside a tile where the context allows: 5/8 of it."""
+    return max(1, ctx * 5 // 8) if params.get("mask") == "window" or params.get("sliding") else 0
+
+
+def check(variant: Variant, case: Case, device: Device) -> Result:
+    """Run a variant on a case and compare with the oracle its family names."""
+    run = {"attend": _check_attend, "merge": _check_merge, "quantize": _check_quantize, "draft": _check_draft}
+    return run[variant.family.oracle](variant, case, device)
+
+
+# ---- contents of a case ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The tensors of a verify-attention case, on the host."""
+
+    q: Array
+    k_cache: Array
+    v_cache: Array
+    positions: Array
+    tree_bias: Array | None
+
+
+@functools.lru_cache(maxsize=8)
+def inputs(case: Case) -> Inputs:
+    """The tensors of a case. Cache positions that no row sees hold NaN scales and codes 0x7f."""
+    rng = np.random.default_rng(case.seed)
+    q = rng.standard_normal((case.rows, case.n_heads, case.head_dim), np.float32)
+    if case.values == "large":
+        q[::3] *= 12
+    start = case.ctx - case.rows
+    if case.block_cols:
+        start = max(0, start)
+    positions = np.maximum(-1, start + np.arange(case.rows)).astype(np.int32)
+    visible = start + case.block_cols if case.block_cols else case.ctx
+    caches = [_cache(case, visible, rng) for _ in range(2)]
+    return Inputs(q, caches[0], caches[1], positions, _tree_bias(case, rng))
+
+
+def _cache(case: Case, visible: int, rng: np.random.Generator) -> Array:
+    cache = np.full(kv_cache_shape(visible + UNSEEN, case.n_kv_heads, case.head_dim), 0x7F, np.uint8)
+    cache[..., 1] = 0x7E  # with 0x7f below it: an f16 NaN
+    seen = cache[:visible]
+    if case.values == "zeros":
+        seen[...] = 0
+    elif case.values == "foreign":
+        seen[...] = _foreign_blocks(seen.shape, rng)
+    else:
+        seen[...] = quantize_q8_0(rng.standard_normal((visible, case.n_kv_heads, case.head_dim), np.float32))
+    return cache
+
+
+def _foreign_blocks(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """Blocks a writer of our own never makes: extreme codes, and scales of every class but NaN and infinity."""
+    blocks = np.empty(shape, np.uint8)
+    blocks[..., 2:] = rng.choice(np.array([0x80, 0x81, 0x00, 0x7F, 0x01, 0xFF], np.uint8), shape[:-1] + (Q8_BLOCK,))
+    scales = np.array([0.0, -0.0, 6e-8, -3e-5, 0.01, -0.02, 0.013, 0.007], np.float16)
+    blocks[..., :2] = rng.choice(scales, shape[:-1])[..., None].view(np.uint8)
+    return blocks
+
+
+def _tree_bias(case: Case, rng: np.random.Generator) -> Array | None:
+    """A random tree over the block: 0 for a row and its ancestors, -inf for the rest."""
+    if not case.block_cols:
+        return None
+    bias = np.full((case.rows, case.block_cols), -np.inf, np.float32)
+    for row in range(case.rows):
+        if row:
+            bias[row] = bias[rng.integers(0, row)]
+        bias[row, row] = 0
+    return bias
+
+
+@functools.lru_cache(maxsize=8)
+def _attend_reference(case: Case) -> Array:
+    i = inputs(case)
+    return reference.attend(i.q, i.k_cache, i.v_cache, i.positions, None, i.tree_bias, case.window)
+
+
+# ---- poison and guards ----------------------------------------------------------------------------------------------
+
+
+class Guarded:
+    """An array on a device, full of NaN, between two guard regions."""
+
+    def __init__(self, device: Device, shape: Sequence[int], dtype: npt.DTypeLike = np.float32) -> None:
+        size = math.prod(shape)
+        # 0xA5 in every byte: neither NaN nor a plausible value. The inside is all ones: NaN as float32.
+        host = np.full((size + 2 * GUARD) * np.dtype(dtype).itemsize, 0xA5, np.uint8).view(dtype)
+        host[GUARD : GUARD + size].view(np.uint8)[...] = 0xFF
+        self._device, self._size = device, size
+        self._flat = device.to_device(host)
+        self._guard = host[:GUARD].copy().view(np.uint8)
+        self.array = device.section(self._flat, GUARD, shape)
+
+    def read(self) -> Array:
+        """The inside, on the host."""
+        return self._device.to_host(self.array)
+
+    def intact(self) -> bool:
+        """Whether both guard regions are as they were."""
+        flat = self._device.to_host(self._flat)
+        sides = (flat[:GUARD], flat[GUARD + self._size :])
+        return all(np.array_equal(np.ascontiguousarray(side).view(np.uint8), self._guard) for side in sides)
+
+
+def worst_row(got: Array, want: Array) -> float:
+    """max|diff| / max|want| over the last axis, the worst of all rows; infinite where a value is not finite or a
+    row that must be zero is not."""
+    if not np.isfinite(got).all():
+        return math.inf
+    diff = np.abs(got - want).max(axis=-1, initial=0.0)
+    size = np.abs(want).max(axis=-1, initial=0.0)
+    ratio = np.where(size > 0, diff / np.where(size > 0, size, 1), np.where(diff > 0, np.inf, 0))
+    return float(ratio.max(initial=0.0))
+
+
+def _compare(variant: Variant, case: Case, got: Array, want: Array, guarded: Sequence[Guarded], changed: bool) -> Result:
+    fault = ""
+    if np.isnan(got).any():
+        row, head, dim = np.argwhere(np.isnan(got))[0]
+        fault = f"NaN or unwritten at row {row}, head {head}, dim {dim}"
+    if not all(g.intact() for g in guarded):
+        fault = "wrote outside an array"
+    if changed:
+        fault = "changed an input"
+    return Result(variant, case, worst_row(got, want), variant.family.tolerance.worst_row, fault)
+
+
+# ---- one check per oracle -------------------------------------------------------------------------------------------
+
+
+def run_attend(variant: Variant, case: Case, device: Device, rows: slice = slice(None)) -> tuple[Array, list[Guarded]]:
+    """Run an attention variant with its reducer on (a slice of the rows of) a case; the output and the guarded arrays."""
+    i = inputs(case)
+    q, positions = np.ascontiguousarray(i.q[rows]), np.ascontiguousarray(i.positions[rows])
+    ctx = case.ctx if i.tree_bias is None else int(i.positions[0]) + case.block_cols
+    out = Guarded(device, q.shape)
+    partials = Guarded(device, partials_shape(min(len(q), 16), case.n_heads, tiles(ctx), case.head_dim))
+    attend_tiles(
+        variant,
+        device,
+        device.to_device(q),
+        device.to_device(i.k_cache),
+        device.to_device(i.v_cache),
+        device.to_device(positions),
+        out.array,
+        ctx=ctx,
+        tree_bias=None if i.tree_bias is None else device.to_device(i.tree_bias),
+        window=case.window,
+        partials=partials.array,
+    )
+    return out.read(), [out, partials]
+
+
+def _digest(case: Case) -> int:
+    i = inputs(case)
+    return hash((i.q.tobytes(), i.k_cache.tobytes(), i.v_cache.tobytes(), i.positions.tobytes()))
+
+
+def _check_attend(variant: Variant, case: Case, device: Device) -> Result:
+    if case.head_dim != variant.head_dim:
+        raise InputError(f"the case has head_dim {case.head_dim}, {variant.name} has {variant.head_dim}")
+    before = _digest(case)
+    got, guarded = run_attend(variant, case, device)
+    return _compare(variant, case, got, _attend_reference(case), guarded, _digest(case) != before)
+
+
+def _check_merge(variant: Variant, case: Case, device: Device) -> Result:
+    """Random records; those behind a row's bound, and those with no key, hold NaN."""
+    i = inputs(case)
+    rng = np.random.default_rng(case.seed)
+    bounds = i.positions.astype(np.int64) + 1
+    if case.block_cols:
+        bounds[:] = int(i.positions[0]) + case.block_cols
+    n_tiles = -(-bounds // TILE)
+    shape = partials_shape(case.rows, case.n_heads, tiles(case.ctx + case.block_cols), case.head_dim)
+    partials = rng.standard_normal(shape, np.float32)
+    partials[..., 0] *= 20
+    partials[..., 1] = rng.uniform(0.5, 100, shape[:3])
+    skipped = rng.random(shape[:3]) < 0.2
+    partials[skipped] = np.nan
+    partials[skipped, 1] = 0
+    for row, live in enumerate(n_tiles):
+        partials[row, :, live:] = np.nan
+    out = Guarded(device, i.q.shape)
+    extra = {"block_cols": case.block_cols} if variant.tree else {}
+    launch(
+        variant,
+        device,
+        partials=device.to_device(partials),
+        positions=device.to_device(i.positions),
+        out=out.array,
+        first_row=0,
+        batch=case.rows,
+        **extra,
+    )
+    return _compare(variant, case, out.read(), reference.merge(partials, n_tiles), [out], changed=False)
+
+
+def _check_quantize(variant: Variant, case: Case, device: Device) -> Result:
+    """Rows written into a cache of 0xA5 bytes: right blocks at the positions, nothing elsewhere."""
+    rng = np.random.default_rng(case.seed)
+    capacity = case.ctx + UNSEEN
+    positions = rng.permutation(capacity)[: case.rows].astype(np.int32)
+    scale = {"large": 1e4, "zeros": 0.0, "foreign": 1e-7}.get(case.values, 1.0)
+    names = ("k", "v") if variant.pair else ("x",)
+    new = {n: scale * rng.standard_normal((len(positions), case.n_kv_heads, case.head_dim), np.float32) for n in names}
+    caches = {}
+    for name in names:
+        cache_name = f"{name}_cache" if variant.pair else "cache"
+        caches[cache_name] = Guarded(device, kv_cache_shape(capacity, case.n_kv_heads, case.head_dim), np.uint8)
+    launch(
+        variant,
+        device,
+        positions=device.to_device(positions),
+        **{n: device.to_device(x) for n, x in new.items()},
+        **{n: g.array for n, g in caches.items()},
+    )
+    error, fault = 0.0, ""
+    for x, guarded in zip(new.values(), caches.values(), strict=True):
+        cache = guarded.read()
+        error = max(error, reference.check_quantized(x, cache[positions]))
+        untouched = np.delete(cache, positions, axis=0)
+        if not (untouched == 0xFF).all() or not guarded.intact():
+            fault = "wrote outside its positions"
+        elif not np.array_equal(cache[positions], quantize_q8_0(x)):
+            fault = "differs from quantize_q8_0"
+    return Result(variant, case, error, 1.0, fault)
+
+
+def _check_draft(variant: Variant, case: Case, device: Device) -> Result:
+    rng = np.random.default_rng(case.seed)
+    q = rng.standard_normal((case.rows, case.n_heads, case.head_dim), np.float32)
+    shape = (case.ctx + case.rows, case.n_kv_heads, case.head_dim)
+    k, v = (rng.standard_normal(shape, np.float32) for _ in range(2))
+    if case.values == "large":
+        q[::3] *= 12
+    if case.values == "zeros":
+        k[...], v[...] = 0, 0
+    causal = bool(variant.sliding and case.seed % 2)
+    out = Guarded(device, q.shape)
+    draft_attend_rows(
+        device,
+        device.to_device(q),
+        device.to_device(k),
+        device.to_device(v),
+        out.array,
+        window=case.window,
+        causal=causal,
+    )
+    want = reference.draft_attend(q, k, v, None, case.window, causal)
+    return _compare(variant, case, out.read(), want, [out], changed=False)
+
+
+def tile_twin(variant: Variant) -> Variant:
+    """The tile-batched variant whose records a multi-row variant must reproduce."""
+    return families()["attention_flash_q8_0_tile_batched"].variant(head_dim=variant.head_dim, mask="causal")

@@ -1,0 +1,174 @@
+"""The oracle: what every kernel must equal, in float64 numpy, one query row at a time.
+
+It shares no code with the kernels or with `q8_0`: it knows the documented layouts only. It is slow on purpose where
+slow is plain.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+F64 = npt.NDArray[np.float64]
+
+
+def decode_cache(cache: npt.NDArray[np.uint8]) -> F64:
+    """A Q8_0 cache [capacity, n_kv_heads, head_dim // 32, 34] as float64 [capacity, n_kv_heads, head_dim].
+
+    The scale is assembled bit by bit from its two bytes (sign, 5-bit exponent, 10-bit fraction).
+    """
+    bits = cache[..., 0].astype(np.int64) | cache[..., 1].astype(np.int64) << 8
+    sign = np.where(bits >> 15, -1.0, 1.0)
+    exponent, fraction = bits >> 10 & 31, (bits & 1023).astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        scale = np.where(exponent == 0, fraction * 2.0**-24, (1024 + fraction) * 2.0 ** (exponent - 25.0))
+        scale = np.where(exponent == 31, np.where(fraction == 0, np.inf, np.nan), scale) * sign
+    codes = cache[..., 2:].astype(np.float64)
+    codes = np.where(codes > 127, codes - 256, codes)
+    with np.errstate(invalid="ignore"):
+        values = scale[..., None] * codes
+    return values.reshape(*cache.shape[:-2], cache.shape[-2] * 32)
+
+
+def _softmax_rows(scores: F64, values: F64) -> F64:
+    """softmax(scores [heads, keys]) @ values [keys, head_dim]; a row with no key, or only -inf, gives zeros."""
+    out = np.zeros((scores.shape[0], values.shape[-1]))
+    if scores.shape[1] == 0:
+        return out
+    top = scores.max(axis=1, keepdims=True)
+    live = np.isfinite(top[:, 0]) | np.isnan(top[:, 0])
+    weights = np.exp(scores[live] - top[live])
+    seen = (weights > 0).any(axis=0) | np.isnan(weights).any(axis=0)
+    out[live] = weights[:, seen] @ values[seen] / weights.sum(axis=1, keepdims=True)
+    return out
+
+
+def attend(
+    q: npt.NDArray[Any],
+    k_cache: npt.NDArray[np.uint8],
+    v_cache: npt.NDArray[np.uint8],
+    positions: npt.NDArray[Any],
+    scale: float | None = None,
+    tree_bias: npt.NDArray[Any] | None = None,
+    window: int = 0,
+) -> F64:
+    """Verify attention over a Q8_0 cache.
+
+    Row r sees keys 0 .. positions[r]; with a window W only the last W of them. With a tree bias of shape
+    [rows, block_cols] every row sees keys 0 .. positions[0] + block_cols - 1, the last block_cols of them with the
+    bias added to the score (-inf hides a key).
+
+    Args:
+        q: [rows, n_heads, head_dim].
+        k_cache, v_cache: uint8 [capacity, n_kv_heads, head_dim // 32, 34].
+        positions: [rows], the cache slot of each row; -1 sees no key.
+        scale: of the scores; 1 / sqrt(head_dim) by default.
+
+    Returns:
+        float64 [rows, n_heads, head_dim].
+    """
+    rows, n_heads, head_dim = q.shape
+    bounds = [int(p) + 1 for p in positions]
+    if tree_bias is not None:
+        bounds = [int(positions[0]) + tree_bias.shape[1]] * rows
+    keys, values = decode_cache(k_cache[: max(bounds)]), decode_cache(v_cache[: max(bounds)])
+    factor = 1 / math.sqrt(head_dim) if scale is None else float(scale)
+    group = n_heads // k_cache.shape[1]
+    out = np.zeros(q.shape)
+    for row, bound in enumerate(bounds):
+        begin = max(0, bound - window) if window else 0
+        for kv_head in range(k_cache.shape[1]):
+            heads = slice(kv_head * group, (kv_head + 1) * group)
+            scores = q[row, heads].astype(np.float64) @ keys[begin:bound, kv_head].T * factor
+            if tree_bias is not None:
+                scores[:, int(positions[0]) - begin :] += tree_bias[row].astype(np.float64)
+            out[row, heads] = _softmax_rows(scores, values[begin:bound, kv_head])
+    return out
+
+
+def draft_attend(
+    q: npt.NDArray[Any],
+    k: npt.NDArray[Any],
+    v: npt.NDArray[Any],
+    scale: float | None = None,
+    window: int = 0,
+    causal: bool = False,
+) -> F64:
+    """Draft attention: row i stands at position keys - rows + i, keys are context then block.
+
+    Non-causal rows see every key. A window W hides keys W or more positions away, before or behind; causal hides
+    every key behind the row.
+
+    Args:
+        q: [rows, n_heads, head_dim]; k, v: [keys, n_kv_heads, head_dim].
+
+    Returns:
+        float64 [rows, n_heads, head_dim].
+    """
+    rows, n_heads, head_dim = q.shape
+    total, n_kv_heads = k.shape[:2]
+    factor = 1 / math.sqrt(head_dim) if scale is None else float(scale)
+    out = np.zeros(q.shape)
+    for row in range(rows):
+        position = total - rows + row
+        visible = [
+            key
+            for key in range(total)
+            if not (causal and key > position) and not (window and abs(position - key) >= window)
+        ]
+        for head in range(n_heads):
+            kv_head = head * n_kv_heads // n_heads
+            scores = k[visible, kv_head].astype(np.float64) @ q[row, head].astype(np.float64) * factor
+            out[row, head] = _softmax_rows(scores[None], v[visible, kv_head].astype(np.float64))[0]
+    return out
+
+
+def merge(partials: npt.NDArray[Any], n_tiles: npt.NDArray[Any]) -> F64:
+    """Merge partial records.
+
+    Args:
+        partials: [rows, n_heads, max_tiles, 2 + head_dim] of {tile_max, tile_sum, out}.
+        n_tiles: [rows], the records of each row that count.
+
+    Returns:
+        float64 [rows, n_heads, head_dim]; zeros where no record has a positive sum.
+    """
+    rows, n_heads, _, record = partials.shape
+    out = np.zeros((rows, n_heads, record - 2))
+    for row in range(rows):
+        for head in range(n_heads):
+            live = [r for r in partials[row, head, : int(n_tiles[row])].astype(np.float64) if r[1] > 0]
+            if not live:
+                continue
+            top = max(r[0] for r in live)
+            weights = [math.exp(r[0] - top) for r in live]
+            total = sum(w * r[1] for w, r in zip(weights, live, strict=True))
+            out[row, head] = sum(w * r[2:] for w, r in zip(weights, live, strict=True)) / total
+    return out
+
+
+def check_quantized(x: npt.NDArray[Any], blocks: npt.NDArray[np.uint8]) -> float:
+    """How far Q8_0 blocks are from what x asks for, in units of what rounding allows; at most 1 when right.
+
+    The stored scale may be half an f16 step from amax / 127 (2^-25 in the subnormal range), a code half a unit from
+    x * 127 / amax, with a relative 2^-20 on top for the float32 arithmetic of the writer.
+
+    Args:
+        x: [..., n]; blocks: uint8 [..., n // 32, 34].
+    """
+    values = x.astype(np.float64).reshape(*blocks.shape[:-1], 32)
+    amax = np.abs(values).max(axis=-1)
+    unit = np.zeros_like(blocks)
+    unit[..., :2] = blocks[..., :2]
+    unit[..., 2:] = 1
+    scale = decode_cache(unit)[..., ::32]
+    scale_error = np.abs(scale.reshape(amax.shape) - amax / 127) / np.maximum(amax / 127 * 2.0**-11, 2.0**-25)
+    codes = blocks[..., 2:].astype(np.float64)
+    codes = np.where(codes > 127, codes - 256, codes)
+    # Where the stored scale is zero the block is zero whatever its codes are.
+    wanted = values * np.where(amax > 1e-36, 127 / np.maximum(amax, 1e-36), 0)[..., None]
+    code_error = np.abs(codes - wanted) / 0.5
+    return float(max(scale_error.max(initial=0.0), code_error.max(initial=0.0)) / (1 + 2.0**-13))

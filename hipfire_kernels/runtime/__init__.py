@@ -1,0 +1,103 @@
+"""Devices: where kernels run. Each allocates, copies, loads an artifact and launches it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ..archs import Arch
+from ..errors import InputError
+
+if TYPE_CHECKING:
+    from ..builder import Artifact
+    from ..binding import KernelArgs
+
+
+@dataclass(frozen=True)
+class View:
+    """What a kernel needs to know of an array: address, shape, dtype name, and whether it may be written."""
+
+    pointer: int
+    shape: tuple[int, ...]
+    dtype: str
+    writable: bool
+
+
+class Device(Protocol):
+    """One place to run kernels. Arrays are whatever the device hands out; numpy arrays on the host.
+
+    Attributes:
+        name: `host`, `hip:0`, `cuda:0`.
+        arch: the row of the arch table that kernels are built for.
+    """
+
+    name: str
+    arch: Arch
+
+    def view(self, name: str, array: Any) -> View:
+        """Address, shape and dtype of an array that lives on this device.
+
+        Raises:
+            InputError: not an array of this device, not C-contiguous, or misaligned for its dtype.
+        """
+
+    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Any:
+        """A C-contiguous array with undefined contents."""
+
+    def section(self, array: Any, start: int, shape: Sequence[int]) -> Any:
+        """A C-contiguous array over a part of a one-dimensional one, from element `start`. No copy."""
+
+    def to_device(self, array: npt.NDArray[Any]) -> Any:
+        """A copy of a numpy array on this device; the array itself where it already lives there."""
+
+    def to_host(self, array: Any) -> npt.NDArray[Any]:
+        """A numpy array with the contents of an array of this device."""
+
+    def load(self, artifact: Artifact) -> Any:
+        """Make an artifact launchable. The same artifact is loaded once."""
+
+    def launch(
+        self, kernel: Any, grid: tuple[int, int, int], block: int, args: KernelArgs, stream: Any = None
+    ) -> None:
+        """Launch a loaded kernel. An error of the launch is raised here, not at a later call.
+
+        Raises:
+            DeviceError: the launch failed.
+            InputError: the stream is not one of this device.
+        """
+
+
+DTYPES = {"f32": np.dtype(np.float32), "i32": np.dtype(np.int32), "u8": np.dtype(np.uint8)}
+"""Declared dtype to numpy's."""
+
+ALIGNMENT = {"f32": 4, "i32": 4, "u8": 2}
+"""Bytes an argument's address must be a multiple of. u8 is the Q8_0 cache, whose scales are loaded 2 bytes wide."""
+
+
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """`f32`, `i32` or `u8`, or numpy's own name where no kernel takes the dtype."""
+    return next((name for name, known in DTYPES.items() if known == dtype), str(dtype))
+
+
+@functools.cache
+def device(name: str = "auto") -> Device:
+    """A device by name. `auto` is the first that can run kernels.
+
+    Raises:
+        InputError: no such device.
+    """
+    if name in ("host", "auto"):
+        from .host import HostDevice
+
+        return HostDevice()
+    raise InputError(f"device {name!r} is not known; known devices: {', '.join(devices())}, auto")
+
+
+def devices() -> tuple[str, ...]:
+    """Names of the devices that can be asked for on this machine."""
+    return ("host",)

@@ -1,0 +1,385 @@
+// Dialect: the CPU. One fiber per GPU thread; barriers and wave operations are the only points where threads switch.
+//
+// hk_run runs a range of blocks on the calling OS thread, which may be one of many. The threads of a block take
+// turns in a ring whose order a seed can permute: a result that depends on it is a race. LDS is an arena filled with
+// NaN before each block, with a guard behind it. A wave operation needs all 32 lanes at the same source line, a
+// barrier all living threads: anything else ends in an error that names block, thread and line.
+#if defined(__x86_64__) && !defined(HK_PORTABLE_SWITCH)
+#define HK_ASM_SWITCH 1
+#else
+#define HK_ASM_SWITCH 0
+#include <setjmp.h>
+#include <ucontext.h>
+#endif
+
+#define __global__ __attribute__((visibility("hidden")))
+#define __device__ static __attribute__((unused))
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(threads)
+#define INFINITY __builtin_inff()
+#define SHARED(type, name, count, offset) type* const name = (type*)(hk::block.lds + (offset))
+
+extern "C" {
+void* mmap(void*, unsigned long, int, int, int, long);
+int munmap(void*, unsigned long);
+int mprotect(void*, unsigned long, int);
+float exp2f(float);
+}
+
+namespace hk {
+
+enum Error { OK = 0, NO_MEMORY = 1, WAVE_LINES_DIFFER = 2, BARRIER_LINES_DIFFER = 3, DEADLOCK = 4, LDS_OVERRUN = 5 };
+
+struct Launch {  // mirrored in hipfire_kernels/runtime/host.py
+    unsigned grid[3], threads, lds_bytes, permute;
+    unsigned long long seed;
+};
+
+struct Report {
+    unsigned block[3], thread;
+    int line, other_line;
+};
+
+constexpr unsigned MAX_THREADS = 1024, WAVE = 32, LDS_MAX = 64 * 1024, LDS_GUARD = 256;
+constexpr unsigned long STACK = 64 * 1024, PAGE = 4096;
+
+enum State : unsigned char { RUNNING, IN_WAVE_OP, AT_BARRIER, DONE };
+
+struct Fiber {
+#if HK_ASM_SWITCH
+    void* sp;
+#else
+    jmp_buf at;
+    ucontext_t start;
+    bool started;
+#endif
+    unsigned wait;  // generation that ends the wait
+    int line;
+    State state;
+};
+
+struct Wave {
+    unsigned generation, arrived;
+    int line;
+    float lanes[2][WAVE][WAVE];  // by parity: a lane may reach the next operation before all have read this one's result
+    float result[2][WAVE];
+};
+
+struct Block {
+    Fiber fibers[MAX_THREADS];
+    Wave waves[MAX_THREADS / WAVE];
+    unsigned short order[MAX_THREADS], place[MAX_THREADS];
+    unsigned threads, alive, current, barrier_generation, barrier_arrived;
+    int barrier_line;
+    unsigned index[3];
+    Error error;
+    Report report;
+#if HK_ASM_SWITCH
+    void* home;
+#else
+    jmp_buf home;
+#endif
+    void** args;
+    char* stacks;
+    unsigned stacks_for;
+    __attribute__((aligned(64))) unsigned char lds[LDS_MAX + LDS_GUARD];
+};
+static thread_local Block block;
+
+static void kernel(void** args);  // calls the kernel with its arguments unpacked; generated from the declaration
+
+// ---- switching -------------------------------------------------------------------------------------------------
+
+#if HK_ASM_SWITCH
+extern "C" __attribute__((visibility("hidden"))) void hk_switch(void** save, void* load);
+asm(R"(
+    .text
+    .p2align 4
+    .hidden hk_switch
+    .globl hk_switch
+    .type hk_switch, @function
+hk_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+    .size hk_switch, . - hk_switch
+)");
+static void resume(unsigned from, unsigned to) { hk_switch(&block.fibers[from].sp, block.fibers[to].sp); }
+static void go_home(unsigned from) { hk_switch(&block.fibers[from].sp, block.home); }
+#else
+static void enter(Fiber& f) {
+    if (f.started) _longjmp(f.at, 1);
+    f.started = true;
+    setcontext(&f.start);
+}
+static void resume(unsigned from, unsigned to) {
+    if (!_setjmp(block.fibers[from].at)) enter(block.fibers[to]);
+}
+static void go_home(unsigned from) {
+    if (!_setjmp(block.fibers[from].at)) _longjmp(block.home, 1);
+}
+#endif
+
+static bool runnable(unsigned thread) {
+    const Fiber& f = block.fibers[thread];
+    if (f.state == RUNNING) return true;
+    if (f.state == IN_WAVE_OP) return f.wait != block.waves[thread / WAVE].generation;
+    return f.state == AT_BARRIER && f.wait != block.barrier_generation;
+}
+
+static __attribute__((noinline)) void fail(Error error, int line, int other_line) {
+    block.error = error;
+    Report& r = block.report;
+    for (int i = 0; i < 3; ++i) r.block[i] = block.index[i];
+    r.thread = block.current;
+    r.line = line;
+    r.other_line = other_line;
+    go_home(block.current);  // nobody comes back: the fibers of the block are abandoned
+}
+
+// Switch to the next thread in the ring that can run.
+static void yield() {
+    const unsigned self = block.current;
+    unsigned at = block.place[self];
+    for (unsigned step = 0; step < block.threads; ++step) {
+        at = at + 1 == block.threads ? 0 : at + 1;
+        const unsigned next = block.order[at];
+        if (!runnable(next)) continue;
+        block.fibers[next].state = RUNNING;
+        block.current = next;
+        if (next != self) resume(self, next);
+        return;
+    }
+    if (block.alive == 0) return go_home(self);
+    // Nobody can run: name this thread, or one that waits if this one has returned, and one that waits elsewhere.
+    int line = block.fibers[self].state == DONE ? 0 : block.fibers[self].line, other = 0;
+    for (unsigned t = 0; t < block.threads; ++t) {
+        const Fiber& f = block.fibers[t];
+        if (f.state == DONE) continue;
+        if (line == 0) line = f.line, block.current = t;
+        else if (f.line != line) other = f.line;
+    }
+    const unsigned waits = block.current;
+    block.current = self;
+    block.report.thread = waits;
+    fail(DEADLOCK, line, other);
+}
+
+static void release_barrier() {
+    block.barrier_arrived = 0;
+    ++block.barrier_generation;
+}
+
+static void finish() {
+    block.fibers[block.current].state = DONE;
+    if (--block.alive && block.barrier_arrived == block.alive) release_barrier();
+    yield();
+}
+
+static void fiber_main() {
+    kernel(block.args);
+    finish();
+}
+
+static void barrier(int line) {
+    Fiber& f = block.fibers[block.current];
+    if (block.barrier_arrived && block.barrier_line != line) fail(BARRIER_LINES_DIFFER, line, block.barrier_line);
+    block.barrier_line = line;
+    if (++block.barrier_arrived == block.alive) return release_barrier();
+    f.line = line;
+    f.wait = block.barrier_generation;
+    f.state = AT_BARRIER;
+    yield();
+}
+
+// Each lane brings COUNT values; the last one to arrive computes; all return with the parity of their results.
+template <int COUNT, class Combine>
+static __forceinline__ int wave_op(const float (&x)[COUNT], int line, Combine combine) {
+    const unsigned self = block.current;
+    Wave& w = block.waves[self / WAVE];
+    if (w.arrived && w.line != line) fail(WAVE_LINES_DIFFER, line, w.line);
+    w.line = line;
+    const int parity = w.generation & 1;
+    for (int i = 0; i < COUNT; ++i) w.lanes[parity][i][self % WAVE] = x[i];
+    if (++w.arrived == WAVE) {
+        combine(w, parity);
+        w.arrived = 0;
+        ++w.generation;
+        return parity;
+    }
+    Fiber& f = block.fibers[self];
+    f.line = line;
+    f.wait = w.generation;
+    f.state = IN_WAVE_OP;
+    yield();
+    return parity;
+}
+
+// The xor 16, 8, 4, 2, 1 tree. Lane 0's result is every lane's: x + y and y + x are the same bits.
+template <class Op>
+static __forceinline__ float tree(const float (&lanes)[WAVE], Op op) {
+    float x[WAVE / 2];
+    for (int i = 0; i < 16; ++i) x[i] = op(lanes[i], lanes[i + 16]);
+    for (int half = 8; half; half /= 2)
+        for (int i = 0; i < half; ++i) x[i] = op(x[i], x[i + half]);
+    return x[0];
+}
+
+// ---- running ---------------------------------------------------------------------------------------------------
+
+static bool reserve_stacks(unsigned threads) {
+    if (block.stacks_for >= threads) return true;
+    if (block.stacks) munmap(block.stacks, block.stacks_for * (STACK + PAGE));
+    block.stacks_for = 0;
+    block.stacks = (char*)mmap(nullptr, threads * (STACK + PAGE), 3, 0x22 /* private, anonymous */, -1, 0);
+    if (block.stacks == (char*)-1) {
+        block.stacks = nullptr;
+        return false;
+    }
+    for (unsigned t = 0; t < threads; ++t) mprotect(block.stacks + t * (STACK + PAGE), PAGE, 0);
+    block.stacks_for = threads;
+    return true;
+}
+
+static void prepare_fiber(unsigned thread) {
+    Fiber& f = block.fibers[thread];
+    char* bottom = block.stacks + thread * (STACK + PAGE) + PAGE;
+#if HK_ASM_SWITCH
+    void** top = (void**)(bottom + STACK);
+    *--top = nullptr;             // where fiber_main would return to; also makes the stack 16-byte aligned at entry
+    *--top = (void*)&fiber_main;  // popped by hk_switch's ret
+    for (int saved = 0; saved < 6; ++saved) *--top = nullptr;
+    f.sp = top;
+#else
+    f.started = false;
+    getcontext(&f.start);
+    f.start.uc_stack.ss_sp = bottom;
+    f.start.uc_stack.ss_size = STACK;
+    f.start.uc_link = nullptr;
+    makecontext(&f.start, fiber_main, 0);
+#endif
+    f.state = RUNNING;
+    f.wait = 0;
+    f.line = 0;
+}
+
+static void order_threads(const Launch& launch, unsigned long long linear) {
+    for (unsigned t = 0; t < launch.threads; ++t) block.order[t] = (unsigned short)t;
+    unsigned long long state = (launch.seed + 1) * 0x9e3779b97f4a7c15ull + linear;
+    for (unsigned t = launch.permute ? launch.threads : 0; t > 1; --t) {  // Fisher-Yates over a 64-bit mixer
+        state += 0x9e3779b97f4a7c15ull;
+        unsigned long long z = (state ^ (state >> 30)) * 0xbf58476d1ce4e5b9ull;
+        z ^= z >> 31;
+        const unsigned pick = (unsigned)(z % t);
+        const unsigned short moved = block.order[t - 1];
+        block.order[t - 1] = block.order[pick];
+        block.order[pick] = moved;
+    }
+    for (unsigned t = 0; t < launch.threads; ++t) block.place[block.order[t]] = (unsigned short)t;
+}
+
+static void run_block(const Launch& launch, unsigned long long linear) {
+    block.index[0] = (unsigned)(linear % launch.grid[0]);
+    block.index[1] = (unsigned)(linear / launch.grid[0] % launch.grid[1]);
+    block.index[2] = (unsigned)(linear / launch.grid[0] / launch.grid[1]);
+    block.threads = block.alive = launch.threads;
+    block.barrier_arrived = block.barrier_generation = 0;
+    for (unsigned w = 0; w < launch.threads / WAVE; ++w) block.waves[w].generation = block.waves[w].arrived = 0;
+    for (unsigned t = 0; t < launch.threads; ++t) prepare_fiber(t);
+    order_threads(launch, linear);
+    __builtin_memset(block.lds, 0xff, launch.lds_bytes + LDS_GUARD);
+    block.current = block.order[0];
+#if HK_ASM_SWITCH
+    hk_switch(&block.home, block.fibers[block.current].sp);
+#else
+    if (!_setjmp(block.home)) enter(block.fibers[block.current]);
+#endif
+    for (unsigned i = 0; block.error == OK && i < LDS_GUARD; ++i)
+        if (block.lds[launch.lds_bytes + i] != 0xff) {
+            block.error = LDS_OVERRUN;
+            for (int d = 0; d < 3; ++d) block.report.block[d] = block.index[d];
+            block.report.line = (int)i;
+        }
+}
+
+}  // namespace hk
+
+// Runs blocks [first, last) of the launch. Returns hk::Error; the report says where.
+extern "C" __attribute__((visibility("default"))) int hk_run(const hk::Launch* launch, void** args, unsigned long long first,
+                                                            unsigned long long last, hk::Report* report) {
+    hk::block.error = hk::OK;
+    hk::block.args = args;
+    if (!hk::reserve_stacks(launch->threads)) return hk::NO_MEMORY;
+    for (unsigned long long b = first; b < last && hk::block.error == hk::OK; ++b) hk::run_block(*launch, b);
+    *report = hk::block.report;
+    return hk::block.error;
+}
+
+// ---- the kernel vocabulary -------------------------------------------------------------------------------------
+
+__device__ __forceinline__ int thread() { return (int)hk::block.current; }
+__device__ __forceinline__ int lane() { return thread() & 31; }
+__device__ __forceinline__ int wave() { return thread() >> 5; }
+__device__ __forceinline__ int block_x() { return (int)hk::block.index[0]; }
+__device__ __forceinline__ int block_y() { return (int)hk::block.index[1]; }
+__device__ __forceinline__ int block_z() { return (int)hk::block.index[2]; }
+
+__device__ __forceinline__ void block_sync(int line = __builtin_LINE()) { hk::barrier(line); }
+
+__device__ __forceinline__ float fma_f32(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+__device__ __forceinline__ float max_f32(float a, float b) { return __builtin_fmaxf(a, b); }
+__device__ __forceinline__ float min_f32(float a, float b) { return __builtin_fminf(a, b); }
+__device__ __forceinline__ float abs_f32(float a) { return __builtin_fabsf(a); }
+__device__ __forceinline__ float rint_f32(float a) { return __builtin_rintf(a); }
+__device__ __forceinline__ float exp2_f32(float x) { return exp2f(x); }
+
+__device__ __forceinline__ float f16_to_f32(unsigned short bits) { return (float)__builtin_bit_cast(_Float16, bits); }
+__device__ __forceinline__ unsigned short f32_to_f16(float x) { return __builtin_bit_cast(unsigned short, (_Float16)x); }
+
+__device__ __forceinline__ unsigned short load_u16(const unsigned char* p) {
+    unsigned short w;
+    __builtin_memcpy(&w, p, 2);
+    return w;
+}
+
+template <int COUNT>
+__device__ __forceinline__ void load_codes(const unsigned char* p, float (&code)[COUNT]) {
+    for (int i = 0; i < COUNT; ++i) code[i] = (float)(signed char)p[i];
+}
+
+__device__ __forceinline__ float wave_sum(float x, int line = __builtin_LINE()) {
+    const float one[1] = {x};
+    const int parity = hk::wave_op(one, line, [](hk::Wave& w, int p) {
+        w.result[p][0] = hk::tree(w.lanes[p][0], [](float a, float b) { return a + b; });
+    });
+    return hk::block.waves[wave()].result[parity][0];
+}
+
+__device__ __forceinline__ float wave_max(float x, int line = __builtin_LINE()) {
+    const float one[1] = {x};
+    const int parity = hk::wave_op(one, line, [](hk::Wave& w, int p) {
+        w.result[p][0] = hk::tree(w.lanes[p][0], [](float a, float b) { return max_f32(a, b); });
+    });
+    return hk::block.waves[wave()].result[parity][0];
+}
+
+template <int COUNT>
+__device__ __forceinline__ float wave_sum_scatter(const float (&x)[COUNT], int line = __builtin_LINE()) {
+    const int parity = hk::wave_op(x, line, [](hk::Wave& w, int p) {
+        for (int i = 0; i < COUNT; ++i)
+            w.result[p][i] = hk::tree(w.lanes[p][i], [](float a, float b) { return a + b; });
+    });
+    return hk::block.waves[wave()].result[parity][lane() * COUNT / 32];
+}
