@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .admission import Decision, admit
-from .attend import attend, draft_attend, kv_write
+from .calls import attend, draft_attend, kv_write
 from .checks import Check
 from .counters import snapshot as route_counts
 from .evidence import Evidence

@@ -123,8 +123,8 @@ def _draft(name: str, sliding: bool, *predicates: Predicate) -> Route:
 
 
 def _windowed(r: AttendRequest) -> Check:
-    ok = (isinstance(r.window, int) and r.window > 0) or r.causal is True
-    return Check("window/causal", f"{r.window}/{r.causal}", "a window or a causal mask", ok)
+    known = isinstance(r.window, int) and r.window >= 0 and isinstance(r.causal, bool)
+    return Check("window/causal", f"{r.window}/{r.causal}", "a window or a causal mask", known and bool(r.window or r.causal))
 
 
 DFLASH_SLIDING = _draft("dflash_sliding", True, _windowed)

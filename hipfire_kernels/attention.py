@@ -17,7 +17,7 @@ from .errors import InputError
 from .family import Variant
 from .kernels import families
 from .binding import launch
-from .layout import MAX_HEAD_DIM, Q8_BLOCK, Q8_BYTES, partials_shape, tiles
+from .layout import MAX_HEAD_DIM, Q8_BLOCK, Q8_BYTES, Q8_MAX, partials_shape, tiles
 
 PARTIALS_ROWS = 16
 """Query rows whose partials are held at once; more rows go in sub-batches. One speculative block of 16 in one go."""
@@ -185,8 +185,17 @@ def write_kv(
     blocks = _shape(device, "k_cache", k_cache, "u8", f"[capacity][n_kv_heads][head_dim / 32][{Q8_BYTES}]", 4)[2]
     if blocks * Q8_BLOCK != head_dim:
         raise InputError(f"k_cache has {blocks} blocks a head; required: {head_dim // Q8_BLOCK} for head_dim {head_dim}")
+    for name, rows_of in (("k", k), ("v", v)):
+        _check_quantizable(name, device.to_host(rows_of))
     variant = families()["kv_cache_write_q8_0_batched"].variant(pair=True)
     launch(variant, device, stream=stream, k=k, v=v, k_cache=k_cache, v_cache=v_cache, positions=positions)
+
+
+def _check_quantizable(name: str, rows: np.ndarray[Any, Any]) -> None:
+    """Refuse values that Q8_0 has no code for; a scale of NaN in the cache would spoil every later row."""
+    largest = np.abs(rows).max(initial=0.0)
+    if not largest <= Q8_MAX:
+        raise InputError(f"{name} holds NaN, infinity or a magnitude above {Q8_MAX:.0f}; Q8_0 has no code for it")
 
 
 def _shape(device: Device, name: str, array: Any, dtype: str, wanted: str, rank: int) -> tuple[int, ...]:

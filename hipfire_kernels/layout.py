@@ -15,6 +15,9 @@ Q8_BLOCK = 32
 Q8_BYTES = 34
 """Bytes of one Q8_0 block."""
 
+Q8_MAX = 127 * 65504.0
+"""Largest magnitude a block can hold: code 127 at the largest f16 scale."""
+
 TILE = 128
 """Keys per partial record."""
 

@@ -1,7 +1,7 @@
 """Hold a kernel against the float64 oracle on one case: poisoned, guarded, worst row.
 
 A `Case` is seeds and numbers, no tensors, so it can be printed, stored and replayed. `check` runs a variant on it:
-outputs and scratch are NaN before the launch and stand between guard regions, cache bytes that no row may see hold
+outputs are NaN and scratch is stale before the launch and stand between guard regions, cache bytes that no row may see hold
 NaN scales, inputs must come out unchanged. The error of a (row, head) is max|diff| / max|reference|; a case is as
 good as its worst.
 """
@@ -181,14 +181,14 @@ def _foreign_blocks(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
 
 
 def _tree_bias(case: Case, rng: np.random.Generator) -> Array | None:
-    """A random tree over the block: 0 for a row and its ancestors, -inf for the rest."""
+    """A random tree over the block: a finite bias for a row and its ancestors, -inf for the rest."""
     if not case.block_cols:
         return None
     bias = np.full((case.rows, case.block_cols), -np.inf, np.float32)
     for row in range(case.rows):
         if row:
             bias[row] = bias[rng.integers(0, row)]
-        bias[row, row] = 0
+        bias[row, row] = rng.standard_normal()
     return bias
 
 
@@ -201,14 +201,21 @@ def _attend_reference(case: Case) -> Array:
 # ---- poison and guards ----------------------------------------------------------------------------------------------
 
 
-class Guarded:
-    """An array on a device, full of NaN, between two guard regions."""
+STALE = 1e3
+"""What scratch holds before a launch: as a record it would outweigh every other, where NaN might be skipped."""
 
-    def __init__(self, device: Device, shape: Sequence[int], dtype: npt.DTypeLike = np.float32) -> None:
+
+class Guarded:
+    """An array on a device between two guard regions, its inside filled with a poison (NaN, or bytes 0xff)."""
+
+    def __init__(
+        self, device: Device, shape: Sequence[int], dtype: npt.DTypeLike = np.float32, fill: float | None = None
+    ) -> None:
         size = math.prod(shape)
-        # 0xA5 in every byte: neither NaN nor a plausible value. The inside is all ones: NaN as float32.
         host = np.full((size + 2 * GUARD) * np.dtype(dtype).itemsize, 0xA5, np.uint8).view(dtype)
         host[GUARD : GUARD + size].view(np.uint8)[...] = 0xFF
+        if fill is not None:
+            host[GUARD : GUARD + size] = fill
         self._device, self._size = device, size
         self._flat = device.to_device(host)
         self._guard = host[:GUARD].copy().view(np.uint8)
@@ -223,6 +230,13 @@ class Guarded:
         flat = self._device.to_host(self._flat)
         sides = (flat[:GUARD], flat[GUARD + self._size :])
         return all(np.array_equal(np.ascontiguousarray(side).view(np.uint8), self._guard) for side in sides)
+
+
+def _with_tail(device: Device, rows: Array, tail: float) -> Any:
+    """The rows on the device, followed in memory by rows that nobody may use."""
+    flat = np.full(rows.size + 32 * max(1, rows[0].size), tail, rows.dtype)
+    flat[: rows.size] = rows.ravel()
+    return device.section(device.to_device(flat), 0, rows.shape)
 
 
 def worst_row(got: Array, want: Array) -> float:
@@ -254,17 +268,17 @@ def _compare(variant: Variant, case: Case, got: Array, want: Array, guarded: Seq
 def run_attend(variant: Variant, case: Case, device: Device, rows: slice = slice(None)) -> tuple[Array, list[Guarded]]:
     """Run an attention variant with its reducer on (a slice of the rows of) a case; the output and the guarded arrays."""
     i = inputs(case)
-    q, positions = np.ascontiguousarray(i.q[rows]), np.ascontiguousarray(i.positions[rows])
+    q, positions = i.q[rows], i.positions[rows]
     ctx = case.ctx if i.tree_bias is None else int(i.positions[0]) + case.block_cols
     out = Guarded(device, q.shape)
-    partials = Guarded(device, partials_shape(min(len(q), 16), case.n_heads, tiles(ctx), case.head_dim))
+    partials = Guarded(device, partials_shape(min(len(q), 16), case.n_heads, tiles(ctx), case.head_dim), fill=STALE)
     attend_tiles(
         variant,
         device,
-        device.to_device(q),
+        _with_tail(device, q, np.nan),
         device.to_device(i.k_cache),
         device.to_device(i.v_cache),
-        device.to_device(positions),
+        _with_tail(device, positions, 0x3FFFFFFF),
         out.array,
         ctx=ctx,
         tree_bias=None if i.tree_bias is None else device.to_device(i.tree_bias),

@@ -8,9 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import InputError
-from .layout import Q8_BLOCK, Q8_BYTES
-
-F16_MAX = 65504.0
+from .layout import Q8_BLOCK, Q8_BYTES, Q8_MAX
 
 
 def quantize_q8_0(x: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
@@ -34,9 +32,9 @@ def quantize_q8_0(x: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
         )
     blocks = x.astype(np.float32).reshape(*x.shape[:-1], x.shape[-1] // Q8_BLOCK, Q8_BLOCK)
     amax = np.max(np.abs(blocks), axis=-1, keepdims=True)
-    if not np.all(amax <= np.float32(127 * F16_MAX)):
+    if not np.all(amax <= np.float32(Q8_MAX)):
         raise InputError(
-            f"quantize_q8_0: x holds NaN, infinity or a magnitude above {127 * F16_MAX:.0f} "
+            f"quantize_q8_0: x holds NaN, infinity or a magnitude above {Q8_MAX:.0f} "
             f"(largest seen: {np.max(amax)}); Q8_0 has no code for it"
         )
     usable = amax > np.float32(1e-36)

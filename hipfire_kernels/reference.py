@@ -1,7 +1,6 @@
-"""The oracle: what every kernel must equal, in float64 numpy, one query row at a time.
+"""The oracle: what every kernel must equal, in float64 numpy.
 
-It shares no code with the kernels or with `q8_0`: it knows the documented layouts only. It is slow on purpose where
-slow is plain.
+It shares no code with the kernels or with `q8_0`: it knows the documented layouts only.
 """
 
 from __future__ import annotations
@@ -33,17 +32,24 @@ def decode_cache(cache: npt.NDArray[np.uint8]) -> F64:
     return values.reshape(*cache.shape[:-2], cache.shape[-2] * 32)
 
 
-def _softmax_rows(scores: F64, values: F64) -> F64:
-    """softmax(scores [heads, keys]) @ values [keys, head_dim]; a row with no key, or only -inf, gives zeros."""
-    out = np.zeros((scores.shape[0], values.shape[-1]))
-    if scores.shape[1] == 0:
-        return out
-    top = scores.max(axis=1, keepdims=True)
-    live = np.isfinite(top[:, 0]) | np.isnan(top[:, 0])
-    weights = np.exp(scores[live] - top[live])
-    seen = (weights > 0).any(axis=0) | np.isnan(weights).any(axis=0)
-    out[live] = weights[:, seen] @ values[seen] / weights.sum(axis=1, keepdims=True)
-    return out
+def _softmax(scores: F64, visible: npt.NDArray[np.bool_], values: F64) -> F64:
+    """softmax over the visible keys, times the values.
+
+    A row with no visible key, or only scores of -inf, gives zeros. A key that a row does not see, or sees with weight
+    zero, does not matter to it even if its value is NaN.
+
+    Args:
+        scores, visible: [rows, keys]; values: [keys, head_dim].
+    """
+    scores = np.where(visible, scores, -np.inf)
+    top = scores.max(axis=1, keepdims=True, initial=-np.inf)
+    weights = np.exp(scores - np.where(np.isneginf(top), 0.0, top))
+    total = weights.sum(axis=1, keepdims=True)
+    usable = np.isfinite(values)
+    with np.errstate(invalid="ignore"):
+        out = weights @ np.where(usable, values, 0.0) / np.where(total == 0, 1.0, total)
+    spoiled = (weights != 0).astype(np.float64) @ (~usable).astype(np.float64) > 0
+    return np.where(spoiled, np.nan, out)
 
 
 def attend(
@@ -71,21 +77,26 @@ def attend(
         float64 [rows, n_heads, head_dim].
     """
     rows, n_heads, head_dim = q.shape
-    bounds = [int(p) + 1 for p in positions]
+    bounds = np.asarray(positions, np.int64) + 1
+    start = int(positions[0])
     if tree_bias is not None:
-        bounds = [int(positions[0]) + tree_bias.shape[1]] * rows
-    keys, values = decode_cache(k_cache[: max(bounds)]), decode_cache(v_cache[: max(bounds)])
+        bounds = np.full(rows, start + tree_bias.shape[1])
+    end = int(bounds.max())
+    key = np.arange(end)
+    visible = key < bounds[:, None]
+    if window:
+        visible &= key >= bounds[:, None] - window
+    bias = np.zeros((rows, end))
+    if tree_bias is not None:
+        bias[:, start:] = tree_bias
+    keys, values = decode_cache(k_cache[:end]), decode_cache(v_cache[:end])
     factor = 1 / math.sqrt(head_dim) if scale is None else float(scale)
     group = n_heads // k_cache.shape[1]
     out = np.zeros(q.shape)
-    for row, bound in enumerate(bounds):
-        begin = max(0, bound - window) if window else 0
-        for kv_head in range(k_cache.shape[1]):
-            heads = slice(kv_head * group, (kv_head + 1) * group)
-            scores = q[row, heads].astype(np.float64) @ keys[begin:bound, kv_head].T * factor
-            if tree_bias is not None:
-                scores[:, int(positions[0]) - begin :] += tree_bias[row].astype(np.float64)
-            out[row, heads] = _softmax_rows(scores, values[begin:bound, kv_head])
+    for head in range(n_heads):
+        with np.errstate(invalid="ignore"):
+            scores = q[:, head].astype(np.float64) @ keys[:, head // group].T * factor + bias
+        out[:, head] = _softmax(scores, visible, values[:, head // group])
     return out
 
 
@@ -110,19 +121,19 @@ def draft_attend(
     """
     rows, n_heads, head_dim = q.shape
     total, n_kv_heads = k.shape[:2]
+    ahead = (total - rows + np.arange(rows))[:, None] - np.arange(total)  # position of the row minus that of the key
+    visible = np.full((rows, total), True)
+    if causal:
+        visible &= ahead >= 0
+    if window:
+        visible &= abs(ahead) < window
     factor = 1 / math.sqrt(head_dim) if scale is None else float(scale)
     out = np.zeros(q.shape)
-    for row in range(rows):
-        position = total - rows + row
-        visible = [
-            key
-            for key in range(total)
-            if not (causal and key > position) and not (window and abs(position - key) >= window)
-        ]
-        for head in range(n_heads):
-            kv_head = head * n_kv_heads // n_heads
-            scores = k[visible, kv_head].astype(np.float64) @ q[row, head].astype(np.float64) * factor
-            out[row, head] = _softmax_rows(scores[None], v[visible, kv_head].astype(np.float64))[0]
+    for head in range(n_heads):
+        kv_head = head * n_kv_heads // n_heads
+        with np.errstate(invalid="ignore"):
+            scores = q[:, head].astype(np.float64) @ k[:, kv_head].astype(np.float64).T * factor
+        out[:, head] = _softmax(scores, visible, v[:, kv_head].astype(np.float64))
     return out
 
 

@@ -94,7 +94,7 @@ def attend(
     )
     decision = _decide(request, route, on_decision)
     name = _recheck(decision, on, shape, where, capturing, recording)
-    out = _output(on, out, q, (shape.rows, shape.n_heads, shape.head_dim))
+    out = _output(on, out, (shape.rows, shape.n_heads, shape.head_dim))
     attend_tiles(
         route_named(name).variant(request),
         on,
@@ -163,7 +163,7 @@ def draft_attend(
         causal=causal,
     )
     decision = _decide(request, route, on_decision)
-    out = _output(on, out, q, q_shape)
+    out = _output(on, out, q_shape)
     draft_attend_rows(on, q, k, v, out, scale=scale, window=window, causal=causal, stream=stream)
     counters.count_route(str(decision.route))
     return out
@@ -184,7 +184,11 @@ def kv_write(
     where = on.view("positions", positions)
     if where.dtype != "i32" or len(where.shape) != 1 or not where.shape[0]:
         raise InputError(f"positions has dtype {where.dtype} and shape {where.shape}; required: i32 [rows], rows > 0")
-    check_positions(on.to_host(positions), cache.shape[0], least=0)
+    slots = on.to_host(positions)
+    check_positions(slots, cache.shape[0], least=0)
+    taken, times = np.unique(slots, return_counts=True)
+    if times.max() > 1:
+        raise InputError(f"positions holds {taken[times.argmax()]} twice; required: a cache slot of its own for each row")
     write_kv(on, k, v, k_cache, v_cache, positions, stream=stream)
 
 
@@ -256,3 +260,15 @@ def _multirow_refusal(
     if int(positions[-1]) - int(positions[0]) != shape.rows - 1 or bool((positions[1:] <= positions[:-1]).any()):
         return "the positions are not consecutive"
     return None
+
+
+def _output(device: Device, out: Any, shape: tuple[int, ...]) -> Any:
+    """The caller's output array once it is known to fit, or a new one."""
+    if out is None:
+        return device.empty(shape, np.float32)
+    view = device.view("out", out)
+    if view.dtype != "f32" or view.shape != tuple(shape):
+        raise InputError(f"out has dtype {view.dtype} and shape {view.shape}; required: f32 {tuple(shape)}, as q")
+    if not view.writable:
+        raise InputError("out is read-only; the kernel writes it")
+    return out

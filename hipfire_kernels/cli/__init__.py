@@ -1,0 +1,72 @@
+"""The command line, `hfk`. A command reads its options, calls the library and prints what it got."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from .. import __version__
+from ..errors import HipfireError
+from . import _errors, _out, cache, doctor, explain, generate, kernels, parity
+
+
+class _Commands(TyperGroup):
+    """All commands, with the one place where an error of the library becomes a message and an exit code."""
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except HipfireError as error:
+            _errors.report(error, as_json=_out.json_asked(ctx))
+            raise typer.Exit(_errors.exit_code(error)) from error
+
+
+app = typer.Typer(
+    name="hfk",
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        print(f"hipfire-kernels {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
+    """Author, build, verify and run speculative-verify attention kernels; no GPU required.
+
+    Exit codes: 0 done, 1 the check failed, 2 wrong usage or input, 3 refused (not admitted, not available).
+    """
+
+
+app.command()(generate.demo)
+app.command()(generate.generate)
+app.command("list")(kernels.list_)
+app.command()(kernels.render)
+app.command()(kernels.build)
+app.command()(parity.parity)
+app.command()(explain.explain)
+app.add_typer(cache.app, name="cache")
+app.command()(doctor.doctor)
+
+
+def main() -> None:
+    """The entry point of `hfk`."""
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr)
+    app()

@@ -1,0 +1,74 @@
+"""From an exception to what the caller of `hfk` sees: a message on stderr and an exit code, never a traceback."""
+
+from __future__ import annotations
+
+import re
+
+import typer
+
+from ..errors import (
+    CheckpointError,
+    CompileError,
+    DeadlockError,
+    DeviceError,
+    HipfireError,
+    InputError,
+    NotAdmitted,
+    ToolchainUnavailable,
+)
+from . import _out
+
+FAILED, USAGE, REFUSED = 1, 2, 3
+"""Exit codes: the check failed; the command was used wrongly; refused, for it is not admitted or not available."""
+
+_CODES: tuple[tuple[type[HipfireError], int], ...] = (
+    (InputError, USAGE),
+    (CheckpointError, USAGE),
+    (NotAdmitted, REFUSED),
+    (ToolchainUnavailable, REFUSED),
+    (DeadlockError, FAILED),
+    (DeviceError, REFUSED),
+    (HipfireError, FAILED),
+)
+"""The first class that an error is of decides."""
+
+_PLACE = re.compile(r"(?m)^[^\s:]*:(\d+):\d+: (?:fatal )?error")
+_AROUND = 3
+
+
+def exit_code(error: HipfireError) -> int:
+    """The exit code an error stands for."""
+    return next(code for kind, code in _CODES if isinstance(error, kind))
+
+
+def report(error: HipfireError, *, as_json: bool) -> None:
+    """Say what went wrong: on stderr, and with `--json` as the document too."""
+    _out.note(f"error: {describe(error)}")
+    if as_json:
+        _out.document({"error": {"kind": type(error).__name__, "message": describe(error)}})
+
+
+def describe(error: HipfireError) -> str:
+    """The message of an error; for a refused source with the compiler's log and the lines it speaks of."""
+    if not isinstance(error, CompileError):
+        return str(error)
+    places = [int(line) for line in _PLACE.findall(error.log)]
+    parts = [str(error)]
+    if error.log and error.log.strip() not in parts[0]:
+        parts.append(error.log.strip())
+    if places:
+        parts.append(numbered(error.source, places[0]))
+    return "\n".join(parts)
+
+
+def numbered(source: str, line: int) -> str:
+    """A few lines of a source around one of them, with their numbers; that one is marked."""
+    lines = source.splitlines()
+    first, last = max(1, line - _AROUND), min(len(lines), line + _AROUND)
+    return "\n".join(f"{'>' if n == line else ' '} {n:5} | {lines[n - 1]}" for n in range(first, last + 1))
+
+
+def refuse(message: str) -> typer.Exit:
+    """An exit with code 3 after a message."""
+    _out.note(message)
+    return typer.Exit(REFUSED)

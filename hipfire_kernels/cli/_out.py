@@ -1,0 +1,91 @@
+"""The way out of every command: one JSON document or plain text on stdout, progress and messages on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any
+
+import typer
+
+_JSON_ASKED = "hipfire_kernels.json"
+PIPE_WIDTH = 10_000
+"""Columns of a table that goes into a pipe: enough that nothing is ever folded, so that lines stay greppable."""
+
+
+def _remember(context: typer.Context, value: bool) -> bool:
+    context.meta[_JSON_ASKED] = value
+    return value
+
+
+Json = Annotated[
+    bool, typer.Option("--json", help="One JSON document on stdout, nothing else.", is_eager=True, callback=_remember)
+]
+"""The `--json` option. Read first, so that the error handler knows of it whatever goes wrong later."""
+
+
+def json_asked(context: typer.Context) -> bool:
+    """Whether the running command was given `--json`."""
+    return bool(context.meta.get(_JSON_ASKED))
+
+
+def document(value: Any) -> None:
+    """Print the one JSON document of a command. Infinity and NaN, which JSON has not, become null."""
+    print(json.dumps(_finite(value), indent=2, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
+def note(text: str) -> None:
+    """A message for the person at the terminal."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, numeric: Sequence[str] = ()) -> None:
+    """Print aligned columns: folded to a terminal's width, never folded in a pipe. `numeric` ones stand right."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        shown.add_column(name, justify="right" if name in numeric else "left", overflow="fold")
+    for row in rows:
+        shown.add_row(*(Text(str(cell)) for cell in row))
+    console.print(shown)
+
+
+Step = Callable[[str], None]
+
+
+@contextlib.contextmanager
+def progress(label: str, total: int) -> Iterator[Step]:
+    """A bar on stderr where that is a terminal, else a line a step. Yields what to call after each of `total` steps."""
+    if not sys.stderr.isatty():
+        done = 0
+
+        def line(what: str) -> None:
+            nonlocal done
+            done += 1
+            note(f"{label} {done}/{total} {what}")
+
+        yield line
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=total)
+        yield lambda what: bar.update(task, advance=1, description=f"{label} {what}")

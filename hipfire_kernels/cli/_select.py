@@ -1,0 +1,81 @@
+"""Kernel variants by name: a family's, or the entry point of one variant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import InputError
+from ..family import KernelFamily, Variant
+from ..kernels import families
+
+
+def many(names: Sequence[str], *, everything: bool) -> list[Variant]:
+    """The variants that names choose, each once: a family's name stands for all its variants.
+
+    Raises:
+        InputError: a name is unknown, or there is none and `--all` was not given, or there are both.
+    """
+    if everything == bool(names):
+        raise InputError(
+            "give either variants or --all, not both" if names else "no VARIANT is given; name some, or pass --all"
+        )
+    known = families()
+    wanted = list(known) if everything else names
+    found = [v for name in wanted for v in (known[name].variants() if name in known else [_by_entry(name)])]
+    return list(dict.fromkeys(found))
+
+
+def one(name: str, params: Sequence[str]) -> Variant:
+    """The one variant that a name and `key=value` parameters choose.
+
+    Raises:
+        InputError: the name or a parameter is unknown, or more than one variant is left.
+    """
+    family = families().get(name)
+    if family is None:
+        variant = _by_entry(name)
+        if params:
+            raise InputError(f"--param {params[0]} with {name}, which is one variant already; drop --param")
+        return variant
+    given = dict(_parameter(family, text) for text in params)
+    left = [v for v in family.variants() if given.items() <= dict(v.params).items()]
+    if not params:
+        # A family may share its name with the entry point of its plainest variant.
+        left = [v for v in left if v.entry == name] or left
+    if len(left) > 1:
+        free = ", ".join(f"{k} ({_listed(legal)})" for k, legal in family.params.items() if k not in given)
+        raise InputError(
+            f"{name} has {len(left)} variants{' with ' + ' '.join(params) if params else ''}; choose one with "
+            f"--param for {free}, or by its entry name: {_listed(v.entry for v in left)}"
+        )
+    return left[0]
+
+
+def _by_entry(name: str) -> Variant:
+    entries = {v.entry: v for family in families().values() for v in family.variants()}
+    if name in entries:
+        return entries[name]
+    names = [*families(), *entries]
+    inside = [n for n in names if name and name in n]
+    close = inside[:8] or difflib.get_close_matches(name, names, n=5, cutoff=0.5)
+    hint = f"did you mean {_listed(close)}?" if close else "`hfk list` has all names"
+    raise InputError(f"no kernel family or variant is named {name!r}; {hint}")
+
+
+def _parameter(family: KernelFamily, text: str) -> tuple[str, Any]:
+    """`head_dim=128` as the name and the declared value it spells."""
+    name, equals, value = text.partition("=")
+    if not equals or name not in family.params:
+        raise InputError(
+            f"--param {text!r} for {family.name}; required: one of {_listed(family.params)}, an equals sign, a value"
+        )
+    for legal in family.params[name]:
+        if str(legal).lower() == value.lower():
+            return name, legal
+    raise InputError(f"--param {text}: {value!r} is no declared value of {name}; legal: {_listed(family.params[name])}")
+
+
+def _listed(values: Any) -> str:
+    return ", ".join(map(str, values))

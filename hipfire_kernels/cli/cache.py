@@ -1,0 +1,80 @@
+"""`hfk cache`: the compiled kernels on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from . import _out
+from ._errors import FAILED, refuse
+
+app = typer.Typer(help="The compiled kernels on disk.", no_args_is_help=True)
+
+
+def folder_bytes(folder: Path) -> int:
+    """Bytes of all files below a folder; 0 when there is none."""
+    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+
+
+@app.command("ls")
+def list_(as_json: _out.Json = False) -> None:
+    """List the cached kernels."""
+    from ..cache import Entry, default_cache
+
+    def described(e: Entry) -> dict[str, Any]:
+        names = ("entry", "arch", "toolchain", "compiler", "created", "key", "resources")
+        return {**{name: getattr(e, name) for name in names}, "code_bytes": len(e.code)}
+
+    shown = [described(e) for e in default_cache().entries()]
+    if as_json:
+        _out.document(shown)
+        return
+    rows = [[e["entry"], e["arch"], e["toolchain"], e["code_bytes"], e["created"], e["key"][:12]] for e in shown]
+    _out.table(["kernel", "arch", "toolchain", "bytes", "compiled", "key"], sorted(rows), numeric=["bytes"])
+    print(f"{len(rows)} kernels in {default_cache().path}")
+
+
+@app.command()
+def verify(as_json: _out.Json = False) -> None:
+    """Read every entry in full. Exit code 1 if one is not sound; it is compiled anew when it is next needed."""
+    from ..cache import default_cache
+
+    cache = default_cache()
+    findings = cache.verify()
+    if as_json:
+        _out.document({"path": str(cache.path), "unsound": [{"path": str(f.path), "reason": f.reason} for f in findings]})
+    else:
+        for finding in findings:
+            print(f"{finding.path} {finding.reason}")
+        print(f"{len(findings)} unsound entries in {cache.path}" if findings else f"all sound in {cache.path}")
+    if findings:
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def clear(as_json: _out.Json = False) -> None:
+    """Remove what the library has cached."""
+    from ..cache import default_cache
+
+    cache = default_cache()
+    try:
+        removed = cache.clear()
+    except OSError as error:
+        raise refuse(f"error: the cache cannot be cleared ({error})") from error
+    if as_json:
+        _out.document({"path": str(cache.path), "removed": removed})
+    else:
+        print(f"removed {removed} kernels from {cache.path}")
+
+
+@app.command()
+def path(as_json: _out.Json = False) -> None:
+    """Print the cache folder. HIPFIRE_CACHE_DIR moves it."""
+    from ..storage import cache_root
+
+    if as_json:
+        _out.document({"path": str(cache_root())})
+    else:
+        print(cache_root())

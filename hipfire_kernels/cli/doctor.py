@@ -1,0 +1,112 @@
+"""`hfk doctor`: what the library finds on this machine, and what it will use."""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import Any
+
+from . import _out
+
+
+def doctor(as_json: _out.Json = False) -> None:
+    """Report versions, the cache, compilers with the reason for each choice, devices and switches."""
+    from .. import __version__
+    from ..cache import default_cache
+    from ..runtime import devices
+    from .cache import folder_bytes
+
+    root = default_cache().path
+    found = {
+        "hipfire_kernels": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cache": {"path": str(root), "bytes": folder_bytes(root)},
+        "compilers": _compilers(),
+        "devices": list(devices()),
+        "switches": _switches(),
+    }
+    if as_json:
+        _out.document(found)
+    else:
+        _print(found)
+
+
+def _compilers() -> list[dict[str, Any]]:
+    """Who could compile for each arch, who does, and why not the others. Archs that fare alike share an item."""
+    from ..archs import ARCHS
+
+    groups: list[dict[str, Any]] = []
+    for name in ARCHS:
+        facts = _compilers_for(name)
+        same = next((g for g in groups if {k: g[k] for k in facts} == facts), None)
+        if same is None:
+            groups.append({"archs": [name], **facts})
+        else:
+            same["archs"].append(name)
+    return groups
+
+
+def _compilers_for(name: str) -> dict[str, Any]:
+    from ..archs import arch
+    from ..errors import ToolchainUnavailable
+    from ..toolchains.registry import choose, toolchains
+
+    target = arch(name)
+    try:
+        chosen = choose(target).name
+    except ToolchainUnavailable:
+        chosen = None
+    candidates = [
+        {"toolchain": t.name, "candidate": c.label, "usable": c.reason is None, "reason": c.reason or c.identity}
+        for t in toolchains()
+        if t.targets(target)
+        for c in t.candidates(target)
+    ]
+    return {"chosen": chosen, "candidates": candidates}
+
+
+def _switches() -> list[dict[str, Any]]:
+    """The environment variables that change what the library does. `problem` is set where one does not parse."""
+    from ..dispatch import policy
+    from ..errors import InputError
+
+    try:
+        policy.read()
+        problem = None
+    except InputError as error:
+        problem = str(error)
+    rows = [
+        (
+            policy.MIN_CTX_VARIABLE,
+            str(policy.MIN_CTX_DEFAULT),
+            f"0 (no multi-row routes), or a number of keys from {policy.MIN_CTX_DEFAULT}",
+            problem,
+        ),
+        ("HIPFIRE_CACHE_DIR", "the user's cache folder", "a folder", None),
+    ]
+    return [
+        {"name": name, "value": os.environ.get(name), "default": default, "legal": legal, "problem": wrong}
+        for name, default, legal, wrong in rows
+    ]
+
+
+def _print(found: dict[str, Any]) -> None:
+    print(f"hipfire-kernels {found['hipfire_kernels']}, Python {found['python']}, {found['platform']}")
+    print(f"cache    {found['cache']['path']} ({found['cache']['bytes'] / 1e6:.1f} MB)")
+    print(f"devices  {', '.join(found['devices'])}")
+    for group in found["compilers"]:
+        print(f"\ncompilers for {', '.join(group['archs'])}, in order of preference")
+        for c in group["candidates"]:
+            print(f"  {_mark(c, group['chosen'])}  {c['toolchain']}: {c['candidate']}: {c['reason']}")
+    print("\nenvironment switches")
+    for s in found["switches"]:
+        print(f"  {s['name']} = {s['value'] or 'unset'}; default: {s['default']}; legal: {s['legal']}")
+        if s["problem"]:
+            print(f"    problem: {s['problem']}")
+
+
+def _mark(candidate: dict[str, Any], chosen: str | None) -> str:
+    if not candidate["usable"]:
+        return "absent"
+    return "chosen" if candidate["toolchain"] == chosen else "usable"

@@ -1,0 +1,184 @@
+"""`hfk demo` and `hfk generate`: run the speculative loop and watch it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import InputError
+from . import _out
+
+if TYPE_CHECKING:
+    from ..model import Engine, GenerationResult, Tokenizer
+
+MaxNewTokens = Annotated[int, typer.Option(help="Stop after this many new tokens.")]
+BlockSize = Annotated[
+    int | None, typer.Option(help="Rows of a speculative block, 1 for plain decoding. [default: the draft's own]")
+]
+KvFormat = Annotated[str, typer.Option(help="q8_0: the kernels; f32: plain numpy attention.")]
+NoDraft = Annotated[bool, typer.Option("--no-draft", help="Decode token by token.")]
+
+
+def demo(
+    index: Annotated[int, typer.Option(help="Which of the held-out prompts, from 0.")] = 0,
+    max_new_tokens: MaxNewTokens = 128,
+    block_size: BlockSize = None,
+    kv_format: KvFormat = "q8_0",
+    no_draft: NoDraft = False,
+    as_json: _out.Json = False,
+) -> None:
+    """Complete a held-out prompt with the embedded demo pair, on the CPU."""
+    from ..model import demo_prompts
+
+    prompts = demo_prompts()
+    if not 0 <= index < len(prompts):
+        raise InputError(f"--index is {index}; the demo has the prompts 0 .. {len(prompts) - 1}")
+    session = _open(None, None, no_draft, kv_format)
+    _run(session, prompts[index], max_new_tokens, block_size, as_json, show_prompt=True)
+
+
+def generate(
+    prompt: Annotated[str | None, typer.Option(help="The text to continue. [default: read from stdin]")] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="A UTF-8 file with the text to continue.")] = None,
+    target: Annotated[
+        Path | None, typer.Option(help="Folder of a Qwen3.5 checkpoint. [default: the demo pair's]")
+    ] = None,
+    draft: Annotated[
+        Path | None, typer.Option(help="Folder of its DFlash draft. [default: the demo pair's; none with --target]")
+    ] = None,
+    max_new_tokens: MaxNewTokens = 128,
+    block_size: BlockSize = None,
+    kv_format: KvFormat = "q8_0",
+    no_draft: NoDraft = False,
+    as_json: _out.Json = False,
+) -> None:
+    """Continue a text, greedily and speculatively; prints it as it is accepted."""
+    text = _prompt(prompt, prompt_file)
+    session = _open(target, draft, no_draft, kv_format)
+    _run(session, text, max_new_tokens, block_size, as_json)
+
+
+def _prompt(prompt: str | None, file: Path | None) -> str:
+    """The text to continue, from where the options say."""
+    if prompt is not None and file is not None:
+        raise InputError("give one of --prompt and --prompt-file, not both")
+    if prompt is not None:
+        text, origin = prompt, "--prompt"
+    elif file is not None:
+        text, origin = _decoded(_read(file), f"--prompt-file {file}"), f"--prompt-file {file}"
+    elif sys.stdin.isatty():
+        raise InputError("no prompt is given; pass --prompt TEXT or --prompt-file FILE, or pipe it into stdin")
+    else:
+        text, origin = _decoded(sys.stdin.buffer.read(), "stdin"), "the prompt on stdin"
+    if not text:
+        raise InputError(f"{origin} is empty; at least one character is required")
+    return text
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise InputError(f"--prompt-file {file} cannot be read ({error.strerror})") from error
+
+
+def _decoded(data: bytes, origin: str) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{origin} is not UTF-8 ({error.reason} at byte {error.start})") from error
+
+
+@dataclass(frozen=True)
+class _Session:
+    """An engine that is ready to run, and its tokenizer."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+
+
+def _open(target: Path | None, draft: Path | None, no_draft: bool, kv_format: str) -> _Session:
+    """Load the checkpoints that the options name."""
+    from ..model import Engine, Tokenizer, demo_pair_path, load_draft, load_target
+
+    if no_draft and draft is not None:
+        raise InputError(f"--draft {draft} with --no-draft; give one of the two")
+    _out.note(f"loading {target or 'the demo pair'}; kernels that are not in the cache yet are compiled first")
+    if target is None:
+        target, draft = demo_pair_path() / "target", draft or demo_pair_path() / "draft"
+    tokenizer = Tokenizer(target)
+    loaded = None if no_draft or draft is None else load_draft(draft)
+    return _Session(Engine(load_target(target), loaded, kv_format=kv_format), tokenizer)
+
+
+def _run(
+    session: _Session,
+    text: str,
+    max_new_tokens: int,
+    block_size: int | None,
+    as_json: bool,
+    show_prompt: bool = False,
+) -> None:
+    """Generate, print the text as it comes, then what it took."""
+    engine, prompt = session.engine, session.tokenizer.encode(text)
+    # One cycle first, so that every kernel is built and loaded before anything is timed.
+    engine.generate(prompt[:1], 1 if block_size == 1 else 2, stop=(), block_size=block_size)
+    if show_prompt and not as_json:
+        typer.secho(text, dim=True, nl=False)
+    decoder, pieces = session.tokenizer.stream(), []
+    began = first = time.perf_counter()
+    generation = engine.stream(prompt, max_new_tokens, block_size=block_size)
+    for tokens in generation:
+        if not pieces:
+            first = time.perf_counter()
+        pieces.append(decoder.push(tokens))
+        if not as_json:
+            print(pieces[-1], end="", flush=True)
+    ended = time.perf_counter()
+    pieces.append(decoder.finish())
+    summary = _summary(generation.result, first - began, ended - first)
+    if as_json:
+        _out.document({"text": "".join(pieces), **summary})
+    else:
+        print(f"{pieces[-1]}\n\n{_in_words(summary)}")
+
+
+def _summary(result: GenerationResult, prefill_s: float, decode_s: float) -> dict[str, Any]:
+    """What a run took. The first token comes from the prefill, so the decode rate counts those after it."""
+    decoded = len(result.tokens) - 1
+    return {
+        "tokens": result.tokens,
+        "stop_reason": result.stop_reason,
+        "tokens_per_second": decoded / decode_s if decoded else None,
+        "tau": result.tau,
+        "acceptance_length": result.acceptance_length,
+        "cycles": result.cycles,
+        "accepted": result.accepted,
+        "produced": result.produced,
+        "routes": dict(result.routes),
+        "prefill_tokens": result.prefill_tokens,
+        "cached_prefix": result.cached_prefix,
+        "prefill_seconds": prefill_s,
+        "decode_seconds": decode_s,
+    }
+
+
+def _in_words(summary: dict[str, Any]) -> str:
+    rate = summary["tokens_per_second"]
+    routes = ", ".join(f"{name} x {count}" for name, count in summary["routes"].items())
+    return "\n".join(
+        [
+            f"tokens             {len(summary['tokens'])} ({summary['stop_reason']})",
+            f"tokens/s           {f'{rate:.1f}' if rate else '-'} (after the prefill)",
+            f"tau                {summary['tau']:.3f} accepted drafts per cycle",
+            f"acceptance length  {summary['acceptance_length']:.3f}",
+            f"cycles             {summary['cycles']}",
+            f"routes             {routes}",
+            f"prefill            {summary['prefill_tokens']} tokens in {summary['prefill_seconds']:.2f} s",
+        ]
+    )

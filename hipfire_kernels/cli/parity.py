@@ -1,0 +1,166 @@
+"""`hfk parity`: hold kernels against the float64 oracle."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import DeviceError, InputError
+from . import _out, _select
+from ._errors import FAILED
+
+if TYPE_CHECKING:
+    from ..family import Variant
+    from ..parity import Case
+    from ..runtime import Device
+
+_QUICK: dict[str, Any] = {"rows": (1, 5, 8, 17), "contexts": (1, 128, 255)}
+"""A part of the grid for `--quick`: groups full, ragged and beyond one sub-batch; one tile, its edge, and two."""
+
+_TWIN_LIMIT = 1e-6
+"""How far a multi-row kernel may be from the established one that does the same arithmetic a row at a time."""
+
+
+@dataclass
+class Report:
+    """What a variant's cases gave.
+
+    Attributes:
+        worst: largest error against the oracle, of at most `limit`.
+        twin: largest difference to the established kernel, for a multi-row variant.
+        failures: a line for each case that failed.
+    """
+
+    variant: Variant
+    limit: float
+    cases: int = 0
+    worst: float = 0.0
+    twin: float | None = None
+    failures: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**vars(self), "variant": self.variant.name, "family": self.variant.family.name}
+
+
+def parity(
+    variants: Annotated[
+        list[str] | None, typer.Argument(metavar="VARIANT", help="Entry names, or families for all their variants.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every variant of every family.")] = False,
+    device: Annotated[str, typer.Option(help="Where to run.")] = "host",
+    quick: Annotated[bool, typer.Option("--quick", help="A small part of the grid.")] = False,
+    thread_order: Annotated[
+        int | None, typer.Option(metavar="SEED", help="Host: run the threads of a block in a permuted order.")
+    ] = None,
+    as_json: _out.Json = False,
+) -> None:
+    """Run variants over the parity grid and compare with the oracle. Exit code 1 if one fails."""
+    chosen = _select.many(variants or [], everything=everything)
+    on = _device(device, thread_order)
+    reports = _survey_all(chosen, on, _QUICK if quick else {})
+    if as_json:
+        _out.document({"device": on.name, "variants": [r.as_dict() for r in reports]})
+    else:
+        _print(reports)
+    if any(r.failures for r in reports):
+        raise typer.Exit(FAILED)
+
+
+def _device(name: str, thread_order: int | None) -> Device:
+    from .. import runtime
+    from ..runtime.host import HostDevice
+
+    if thread_order is None:
+        return runtime.device(name)
+    if name != "host":
+        raise InputError(f"--thread-order with --device {name}; only the host can permute the order of threads")
+    return HostDevice(thread_order=thread_order)
+
+
+def _survey_all(variants: list[Variant], device: Device, part: dict[str, Any]) -> list[Report]:
+    """Survey as many variants at a time as there are cores: one's oracle runs beside another's kernel."""
+    from threadpoolctl import threadpool_limits
+
+    from ..builder import build
+    from ..parity import grid
+
+    # A compiler or device that is missing is known before the threads start.
+    device.load(build(variants[0], device.arch.name))
+    with (
+        threadpool_limits(1),  # BLAS threads that spin would fight those that run kernel blocks
+        ThreadPoolExecutor(os.cpu_count()) as pool,
+        _out.progress("parity", len(variants)) as step,
+    ):
+        running = [pool.submit(survey, v, grid(v, **part), device) for v in variants]
+        try:
+            for job in as_completed(running):
+                step(job.result().variant.name)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return [job.result() for job in running]
+
+
+def survey(variant: Variant, cases: Iterable[Case], device: Device) -> Report:
+    """Check a variant on cases. One that the device breaks off, by a deadlock for example, ends the survey."""
+    report = Report(variant, variant.family.tolerance.worst_row)
+    began = time.perf_counter()
+    for case in cases:
+        report.cases += 1
+        try:
+            _check(report, case, device)
+        except DeviceError as error:
+            report.worst = float("inf")
+            report.failures.append(f"FAILED {variant.name} {case.describe()}: {error}")
+            break
+    report.seconds = time.perf_counter() - began
+    return report
+
+
+def _check(report: Report, case: Case, device: Device) -> None:
+    from ..parity import check, run_attend, tile_twin, worst_row
+
+    variant = report.variant
+    result = check(variant, case, device)
+    report.worst = max(report.worst, result.error)
+    if not result.ok:
+        report.failures.append(result.describe())
+    if variant.family.name == "attention_flash_q8_0_rows":
+        got, _ = run_attend(variant, case, device)
+        want, _ = run_attend(tile_twin(variant), case, device)
+        apart = worst_row(got, want)
+        report.twin = max(report.twin or 0.0, apart)
+        if apart > _TWIN_LIMIT:
+            report.failures.append(
+                f"FAILED {variant.name} {case.describe()}: {apart:.3g} from {tile_twin(variant).name} "
+                f"(limit {_TWIN_LIMIT:g})"
+            )
+
+
+def _print(reports: list[Report]) -> None:
+    rows = [
+        [
+            r.variant.name,
+            r.cases,
+            f"{r.worst:.2e}",
+            f"{r.limit:.0e}",
+            "" if r.twin is None else f"{r.twin:.0e}",
+            len(r.failures),
+            f"{r.seconds:.1f}",
+        ]
+        for r in reports
+    ]
+    columns = ["variant", "cases", "worst error", "limit", "to tile_batched", "failed", "seconds"]
+    _out.table(columns, rows, numeric=columns[1:])
+    failures = [line for r in reports for line in r.failures]
+    for line in failures:
+        print(line)
+    print(f"\n{len(reports)} variants, {sum(r.cases for r in reports)} cases, {len(failures)} failures")

@@ -1,0 +1,65 @@
+"""Where the library keeps files of its own, and how a file appears there whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+from .errors import InputError
+
+TEMPORARY = ".writing-"
+"""Prefix of files that are being written. `ArtifactCache.verify` removes those whose writer was killed."""
+
+PROBES = "probes"
+"""Subfolder of what was found out about compilers."""
+
+ZIG = "hipfire-zig"
+"""Subfolder of the cache that the `ziglang` compiler keeps of itself."""
+
+
+def cache_root() -> Path:
+    """`HIPFIRE_CACHE_DIR`, else the user's cache folder. Nothing is created.
+
+    Raises:
+        InputError: the variable is unset and the user has no home folder.
+    """
+    named = os.environ.get("HIPFIRE_CACHE_DIR")
+    if named:
+        return Path(named).expanduser().absolute()
+    import platformdirs
+
+    path = platformdirs.user_cache_path("hipfire-kernels")
+    if not path.is_absolute():
+        raise InputError(f"no home folder is known (cache path {path}); set HIPFIRE_CACHE_DIR to a folder")
+    return path
+
+
+def make_private(path: Path, root: Path) -> None:
+    """Create `root` and `path` below it, open to the user alone (0700). Folders that exist keep their mode.
+
+    Raises:
+        OSError: they cannot be created.
+    """
+    for folder in (root, path):
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+
+
+def publish(path: Path, data: bytes) -> None:
+    """Write a file so that a reader sees the old one, or the whole new one, also after a power cut.
+
+    Raises:
+        OSError: nothing was changed.
+    """
+    handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=path.parent)
+    try:
+        with open(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise

@@ -1,0 +1,53 @@
+"""The toolchains, in order of preference, and the choice of one for an arch."""
+
+from __future__ import annotations
+
+import functools
+
+from ..archs import Arch
+from ..errors import InputError, ToolchainUnavailable
+from . import Toolchain
+
+
+@functools.cache
+def toolchains() -> tuple[Toolchain, ...]:
+    """Every toolchain, the preferred first.
+
+    clang comes before hiprtc: what it makes does not depend on the ROCm release of the machine, so a kernel
+    has the same registers, cache key and evidence everywhere; and it cannot take the process down. hiprtc is
+    for asking what an installed ROCm makes of a kernel. An `nvrtc` toolchain for sm archs belongs here beside
+    them.
+    """
+    from .clang import ClangToolchain
+    from .hiprtc import HiprtcToolchain
+    from .host import HostToolchain
+
+    return (ClangToolchain(), HiprtcToolchain(), HostToolchain())
+
+
+def choose(arch: Arch, name: str | None = None) -> Toolchain:
+    """The toolchain called `name`, or the first that can build for `arch` here.
+
+    Raises:
+        InputError: no toolchain has that name, or the one that has it does not build for `arch`.
+        ToolchainUnavailable: none can work here, with the reason of every candidate.
+    """
+    legal = [toolchain for toolchain in toolchains() if toolchain.targets(arch)]
+    if name is not None:
+        legal = [toolchain for toolchain in legal if toolchain.name == name]
+        if not legal:
+            fit = ", ".join(toolchain.name for toolchain in toolchains() if toolchain.targets(arch))
+            raise InputError(
+                f"toolchain {name!r} does not build for {arch.name}; those that do: {fit or 'none'}"
+            )
+    reasons = []
+    for toolchain in legal:
+        reason = toolchain.available(arch)
+        if reason is None:
+            return toolchain
+        reasons.append(f"  {toolchain.name}: {reason}")
+    raise ToolchainUnavailable(
+        "\n".join(
+            [f"no compiler for {arch.name} can work here:", *reasons, "`pip install ziglang` brings one"]
+        )
+    )

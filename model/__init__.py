@@ -1,0 +1,26 @@
+"""The model layer: a Qwen3.5 target and a DFlash draft in numpy; attention goes through `dispatch`.
+
+Example:
+    target, draft = load_target("Qwen3.5-4B"), load_draft("Qwen3.5-4B-DFlash")
+    result = Engine(target, draft).generate(Tokenizer("Qwen3.5-4B").encode("def main():"))
+"""
+
+from __future__ import annotations
+
+from .demo_pair import demo_pair_path, demo_prompts, load_demo_pair
+from .engine import Engine
+from .loading import load_draft, load_target
+from .loop import Generation, GenerationResult
+from .tokenizer import Tokenizer
+
+__all__ = [
+    "Engine",
+    "Generation",
+    "GenerationResult",
+    "Tokenizer",
+    "demo_pair_path",
+    "demo_prompts",
+    "load_demo_pair",
+    "load_draft",
+    "load_target",
+]

@@ -1,0 +1,157 @@
+"""The draft: a DFlash block decoder that reads the target's hidden states and proposes a block at once.
+
+It has no embedding and no head of its own. A block is [anchor, MASK, ..., MASK]; its keys and values, and
+those of the context (the tapped target outputs through fc and one norm), come from the same projections.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import CheckpointError
+from .attention import Attention, KVCache
+from .config import DraftConfig, TargetConfig
+from .layers import Array, GatedMlp, Rope, project_rows, rms_norm
+from .qwen35 import Target
+
+
+@dataclass(frozen=True)
+class DraftLayer:
+    """One draft layer. All norms hold the plain factor w.
+
+    Attributes:
+        q_proj: float32 [n_heads * head_dim, hidden].
+        kv_proj: float32 [2 * n_kv_heads * head_dim, hidden], k above v.
+        o_proj: float32 [hidden, n_heads * head_dim].
+        q_norm, k_norm: float32 [head_dim].
+        mlp: the gated MLP.
+        attention_norm, mlp_norm: float32 [hidden].
+        window: visible keys, 0 for all.
+        causal: whether a block row sees only what is not after it.
+    """
+
+    q_proj: Array
+    kv_proj: Array
+    o_proj: Array
+    q_norm: Array
+    k_norm: Array
+    mlp: GatedMlp
+    attention_norm: Array
+    mlp_norm: Array
+    window: int
+    causal: bool
+
+
+@dataclass(frozen=True)
+class DFlashDraft:
+    """A loaded DFlash draft.
+
+    Attributes:
+        config: its sizes.
+        layers: first layer first.
+        fc: float32 [hidden, n_taps * hidden].
+        context_norm: float32 [hidden], applied once to fc's output.
+        norm: float32 [hidden], before the target's head.
+    """
+
+    config: DraftConfig
+    layers: tuple[DraftLayer, ...]
+    fc: Array
+    context_norm: Array
+    norm: Array
+
+    @property
+    def block_size(self) -> int:
+        """The most rows of a block: the anchor and block_size - 1 proposals."""
+        return self.config.block_size
+
+    @property
+    def tap_ids(self) -> tuple[int, ...]:
+        """The target layers whose outputs `DraftSession.propose` is given."""
+        return self.config.target_layer_ids
+
+    def check_pairing(self, target: TargetConfig) -> None:
+        """Whether this draft was made for a target of this shape.
+
+        Raises:
+            CheckpointError: it was not; the message names both models.
+        """
+        c, layers = self.config, len(target.full_attention)
+        faults = [
+            f"{what}: the draft has {mine}, the target {theirs}"
+            for what, mine, theirs in (
+                ("hidden_size", c.hidden_size, target.hidden_size),
+                ("vocab_size", c.vocab_size, target.vocab_size),
+                ("num_target_layers", c.num_target_layers or layers, layers),
+            )
+            if mine != theirs
+        ]
+        if beyond := [i for i in c.target_layer_ids if i >= layers]:
+            faults.append(
+                f"target_layer_ids: the draft taps {beyond}, the target has layers 0 to {layers - 1}"
+            )
+        if faults:
+            raise CheckpointError(
+                f"draft {c.source} was not made for target {target.source}; "
+                + "; ".join(faults)
+                + ". Pair it with the target it was trained on"
+            )
+
+    def session(self, target: Target, attention: Attention) -> DFlashSession:
+        """A draft of one sequence of `target`."""
+        return DFlashSession(self, target, attention)
+
+
+class DFlashSession:
+    """The draft's side of one sequence: projected context keys and values, `length` positions of them."""
+
+    def __init__(self, draft: DFlashDraft, target: Target, attention: Attention) -> None:
+        self.length = 0
+        self._draft = draft
+        self._target = target
+        self._attention = attention
+        dims = draft.config.attention
+        self._rope = Rope(dims.head_dim, draft.config.rope_theta)
+        self._caches = [KVCache((dims.n_kv_heads, dims.head_dim), np.float32) for _ in draft.layers]
+
+    def propose(self, anchor: int, taps: Array, rows: int) -> list[int]:
+        """Greedy proposals for the rows - 1 positions after the anchor.
+
+        Args:
+            anchor: the last known token; the target has not seen it yet.
+            taps: float32 [n, n_taps * hidden]: the target's tapped outputs that this session has not had,
+                ending at the position before the anchor.
+            rows: of the block, at least 2.
+        """
+        draft = self._draft
+        context = rms_norm(project_rows(taps, draft.fc), draft.context_norm, draft.config.rms_norm_eps)
+        positions = np.arange(self.length, self.length + len(taps) + rows)
+        table = self._rope.table(positions)
+        x = self._target.embedding[[anchor] + [draft.config.mask_token_id] * (rows - 1)]
+        for layer, cache in zip(draft.layers, self._caches, strict=True):
+            x = x + self._attend(layer, cache, context, x, table)
+            x = x + layer.mlp(rms_norm(x, layer.mlp_norm, draft.config.rms_norm_eps))
+        # The block's own rows lie beyond the new length: the next call overwrites them.
+        self.length += len(taps)
+        hidden = rms_norm(x[1:], draft.norm, draft.config.rms_norm_eps)
+        proposals: list[int] = self._target.head(hidden).argmax(axis=1).tolist()
+        return proposals
+
+    def _attend(
+        self, layer: DraftLayer, cache: KVCache, context: Array, x: Array, table: tuple[Array, Array]
+    ) -> Array:
+        config = self._draft.config
+        dims, eps, rows = config.attention, config.rms_norm_eps, len(x)
+        hidden = rms_norm(x, layer.attention_norm, eps)
+        kv = project_rows(np.concatenate([context, hidden]), layer.kv_proj)
+        kv = kv.reshape(len(kv), 2 * dims.n_kv_heads, dims.head_dim)
+        end = self.length + len(kv)
+        cache.reserve(end)
+        cache.k[self.length : end] = self._rope(rms_norm(kv[:, : dims.n_kv_heads], layer.k_norm, eps), table)
+        cache.v[self.length : end] = kv[:, dims.n_kv_heads :]
+        q = project_rows(hidden, layer.q_proj).reshape(rows, dims.n_heads, dims.head_dim)
+        q = self._rope(rms_norm(q, layer.q_norm, eps), (table[0][-rows:], table[1][-rows:]))
+        out = self._attention.draft(q, cache.k[:end], cache.v[:end], window=layer.window, causal=layer.causal)
+        return project_rows(out.reshape(rows, -1), layer.o_proj)

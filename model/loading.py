@@ -1,0 +1,198 @@
+"""From a checkpoint folder to a model: which tensors there must be, and where each of them goes."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+
+from .checkpoint import Checkpoint, target_name
+from .config import DraftConfig, TargetConfig, read_draft_config, read_target_config
+from .deltanet import DeltaNet
+from .dflash import DFlashDraft, DraftLayer
+from .layers import Array, GatedMlp, Rope
+from .qwen35 import FullAttention, Layer, Target
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def load_target(path: str | PathLike[str]) -> Target:
+    """Load a Qwen3.5 target from a Hugging Face checkpoint folder: config.json and safetensors, also sharded.
+
+    bf16, f16 and f32 tensors become float32. Vision and multi-token-prediction tensors are skipped.
+
+    Raises:
+        CheckpointError: the folder is not exactly a Qwen3.5 dense text model; the message names what is
+            wrong.
+    """
+    folder = Path(path)
+    config = read_target_config(folder)
+    tensors = Checkpoint(folder, _target_shapes(config), target_name)
+    embedding = tensors.read("embed_tokens.weight")
+    return Target(
+        config=config,
+        layers=tuple(_target_layer(config, tensors, i) for i in range(len(config.full_attention))),
+        embedding=embedding,
+        norm=1 + tensors.read("norm.weight"),
+        lm_head=embedding if config.tied else tensors.read("lm_head.weight"),
+    )
+
+
+def load_draft(path: str | PathLike[str]) -> DFlashDraft:
+    """Load a DFlash draft from its checkpoint folder.
+
+    Raises:
+        CheckpointError: the folder is not exactly a DFlash draft; the message names what is wrong.
+    """
+    folder = Path(path)
+    config = read_draft_config(folder)
+    tensors = Checkpoint(folder, _draft_shapes(config), lambda stored: stored)
+    return DFlashDraft(
+        config=config,
+        layers=tuple(_draft_layer(config, tensors, i) for i in range(len(config.windows))),
+        fc=tensors.read("fc.weight"),
+        context_norm=tensors.read("hidden_norm.weight"),
+        norm=tensors.read("norm.weight"),
+    )
+
+
+def _layer_shapes(hidden: int, intermediate: int) -> Shapes:
+    return {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+        "mlp.gate_proj.weight": (intermediate, hidden),
+        "mlp.up_proj.weight": (intermediate, hidden),
+        "mlp.down_proj.weight": (hidden, intermediate),
+    }
+
+
+def _attention_shapes(config: TargetConfig | DraftConfig, gated: bool) -> Shapes:
+    hidden, dims = config.hidden_size, config.attention
+    q_dim, kv_dim = dims.n_heads * dims.head_dim, dims.n_kv_heads * dims.head_dim
+    return {
+        "self_attn.q_proj.weight": (2 * q_dim if gated else q_dim, hidden),
+        "self_attn.k_proj.weight": (kv_dim, hidden),
+        "self_attn.v_proj.weight": (kv_dim, hidden),
+        "self_attn.o_proj.weight": (hidden, q_dim),
+        "self_attn.q_norm.weight": (dims.head_dim,),
+        "self_attn.k_norm.weight": (dims.head_dim,),
+    }
+
+
+def _delta_shapes(config: TargetConfig) -> Shapes:
+    hidden, d = config.hidden_size, config.delta
+    value_dim = d.value_heads * d.value_dim
+    return {
+        "linear_attn.in_proj_qkv.weight": (d.conv_dim, hidden),
+        "linear_attn.in_proj_z.weight": (value_dim, hidden),
+        "linear_attn.in_proj_b.weight": (d.value_heads, hidden),
+        "linear_attn.in_proj_a.weight": (d.value_heads, hidden),
+        "linear_attn.conv1d.weight": (d.conv_dim, 1, d.kernel),
+        "linear_attn.A_log": (d.value_heads,),
+        "linear_attn.dt_bias": (d.value_heads,),
+        "linear_attn.norm.weight": (d.value_dim,),
+        "linear_attn.out_proj.weight": (hidden, value_dim),
+    }
+
+
+def _numbered(index: int, shapes: Shapes) -> Shapes:
+    return {f"layers.{index}.{name}": shape for name, shape in shapes.items()}
+
+
+def _target_shapes(config: TargetConfig) -> Shapes:
+    shapes: Shapes = {
+        "embed_tokens.weight": (config.vocab_size, config.hidden_size),
+        "norm.weight": (config.hidden_size,),
+    }
+    if not config.tied:
+        shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
+    for i, full in enumerate(config.full_attention):
+        shapes |= _numbered(i, _layer_shapes(config.hidden_size, config.intermediate_size))
+        shapes |= _numbered(i, _attention_shapes(config, gated=True) if full else _delta_shapes(config))
+    return shapes
+
+
+def _draft_shapes(config: DraftConfig) -> Shapes:
+    hidden = config.hidden_size
+    shapes: Shapes = {
+        "fc.weight": (hidden, len(config.target_layer_ids) * hidden),
+        "hidden_norm.weight": (hidden,),
+        "norm.weight": (hidden,),
+    }
+    for i in range(len(config.windows)):
+        shapes |= _numbered(i, _layer_shapes(hidden, config.intermediate_size))
+        shapes |= _numbered(i, _attention_shapes(config, gated=False))
+    return shapes
+
+
+class _LayerTensors:
+    """The tensors of one layer, by their names within it."""
+
+    def __init__(self, tensors: Checkpoint, index: int) -> None:
+        self._tensors = tensors
+        self._prefix = f"layers.{index}."
+
+    def __call__(self, name: str) -> Array:
+        return self._tensors.read(self._prefix + name)
+
+    def stacked(self, *names: str) -> Array:
+        """Several projections of the same input as one matrix, in this order."""
+        return np.concatenate([self(name) for name in names])
+
+    def mlp(self) -> GatedMlp:
+        return GatedMlp(
+            self.stacked("mlp.gate_proj.weight", "mlp.up_proj.weight"), self("mlp.down_proj.weight")
+        )
+
+
+def _target_layer(config: TargetConfig, tensors: Checkpoint, index: int) -> Layer:
+    read = _LayerTensors(tensors, index)
+    return Layer(
+        mixer=_full_attention(config, read) if config.full_attention[index] else _delta_net(config, read),
+        mlp=read.mlp(),
+        mixer_norm=1 + read("input_layernorm.weight"),
+        mlp_norm=1 + read("post_attention_layernorm.weight"),
+    )
+
+
+def _full_attention(config: TargetConfig, read: _LayerTensors) -> FullAttention:
+    return FullAttention(
+        dims=config.attention,
+        rope=Rope(config.rotary_dim, config.rope_theta),
+        eps=config.rms_norm_eps,
+        qkv=read.stacked("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
+        o_proj=read("self_attn.o_proj.weight"),
+        q_norm=1 + read("self_attn.q_norm.weight"),
+        k_norm=1 + read("self_attn.k_norm.weight"),
+    )
+
+
+def _delta_net(config: TargetConfig, read: _LayerTensors) -> DeltaNet:
+    projections = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+    return DeltaNet(
+        dims=config.delta,
+        eps=config.rms_norm_eps,
+        in_proj=read.stacked(*(f"linear_attn.{name}.weight" for name in projections)),
+        conv=np.ascontiguousarray(read("linear_attn.conv1d.weight")[:, 0].T),
+        a_log=read("linear_attn.A_log"),
+        dt_bias=read("linear_attn.dt_bias"),
+        norm=read("linear_attn.norm.weight"),
+        out_proj=read("linear_attn.out_proj.weight"),
+    )
+
+
+def _draft_layer(config: DraftConfig, tensors: Checkpoint, index: int) -> DraftLayer:
+    read = _LayerTensors(tensors, index)
+    return DraftLayer(
+        q_proj=read("self_attn.q_proj.weight"),
+        kv_proj=read.stacked("self_attn.k_proj.weight", "self_attn.v_proj.weight"),
+        o_proj=read("self_attn.o_proj.weight"),
+        q_norm=read("self_attn.q_norm.weight"),
+        k_norm=read("self_attn.k_norm.weight"),
+        mlp=read.mlp(),
+        attention_norm=read("input_layernorm.weight"),
+        mlp_norm=read("post_attention_layernorm.weight"),
+        window=config.windows[index],
+        causal=config.causal[index],
+    )

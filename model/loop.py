@@ -1,0 +1,181 @@
+"""The greedy loop: draft a block, verify it in one target forward, keep the agreed prefix and one token more.
+
+Before a cycle the target's state covers every token but the last, the anchor, which enters as row 0 of the
+block. Row j of the verify logits predicts the token after row j: drafts are accepted while they equal the
+argmax of rows 0, 1, .., and the row after the last accepted one gives the bonus token. Plain decoding is the
+same cycle with a block of one row.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+
+from .attention import Attention
+from .config import TargetConfig
+from .layers import Array
+from .qwen35 import Target
+
+_PREFILL_ROWS = 512
+
+
+class DraftSession(Protocol):
+    """The proposer's side of one sequence."""
+
+    def propose(self, anchor: int, taps: Array, rows: int) -> list[int]:
+        """Proposals for the rows - 1 positions after the anchor, the last known token.
+
+        `taps` float32 [n, n_taps * hidden] are the target's tapped outputs since the last call, up to the
+        position before the anchor.
+        """
+
+
+class Draft(Protocol):
+    """Whoever proposes blocks for a target."""
+
+    @property
+    def block_size(self) -> int:
+        """The most rows of a block: the anchor and block_size - 1 proposals."""
+
+    @property
+    def tap_ids(self) -> tuple[int, ...]:
+        """The target layers whose outputs it wants to see."""
+
+    def check_pairing(self, target: TargetConfig) -> None:
+        """Raise CheckpointError when it cannot draft for this target."""
+
+    def session(self, target: Target, attention: Attention) -> DraftSession:
+        """A fresh session for one sequence."""
+
+
+@dataclass
+class GenerationResult:
+    """What a request produced, and how.
+
+    Attributes:
+        tokens: the new tokens, a stop token included.
+        accepted: per cycle, the accepted drafts among the tokens it produced.
+        produced: per cycle, the tokens it produced: accepted drafts and, unless cut off, the bonus token. The
+            first token comes from the prefill: sum(produced) + 1 == len(tokens).
+        stop_reason: "stop" for a stop token, "length" for max_new_tokens, None while running.
+        cached_prefix: prompt tokens that were taken from an earlier request.
+        prefill_tokens: prompt tokens that the target processed.
+        repair: how the state was repaired after a stop inside a block.
+        replayed_tokens: tokens that this repair replayed.
+        routes: route name -> attention calls that took it.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    produced: list[int] = field(default_factory=list)
+    stop_reason: Literal["stop", "length"] | None = None
+    cached_prefix: int = 0
+    prefill_tokens: int = 0
+    repair: Literal["none", "replayed", "reset"] = "none"
+    replayed_tokens: int = 0
+    routes: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def cycles(self) -> int:
+        """Target forwards after the prefill."""
+        return len(self.produced)
+
+    @property
+    def tau(self) -> float:
+        """Mean accepted drafts per cycle, the bonus token not counted; 0 with no cycle."""
+        return sum(self.accepted) / self.cycles if self.cycles else 0.0
+
+    @property
+    def acceptance_length(self) -> float:
+        """tau + 1: the other common definition, with the bonus token."""
+        return self.tau + 1.0
+
+
+@dataclass(frozen=True)
+class Request:
+    """A checked request."""
+
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    stop: frozenset[int]
+    block_size: int
+
+
+class Generation(Iterator[list[int]]):
+    """One running request: iterate to get the new tokens as they are accepted, one list per cycle.
+
+    Attributes:
+        result: true after every step, complete when the iterator ends.
+        state: the target's state; between steps it covers the prompt and all new tokens but the last.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        draft: Draft | None,
+        request: Request,
+        attention: Attention,
+        result: GenerationResult,
+    ) -> None:
+        self.result = result
+        self.state = target.new_state(attention)
+        self._target = target
+        self._request = request
+        self._session = draft.session(target, attention) if draft else None
+        self._tap_ids = draft.tap_ids if draft else ()
+        self._taps: Array = np.empty((0, 0), np.float32)
+
+    def __next__(self) -> list[int]:
+        if self.result.stop_reason is not None:
+            raise StopIteration
+        return self._cycle() if self.result.tokens else self._prefill()
+
+    def _prefill(self) -> list[int]:
+        prompt, taps = self._request.prompt, []
+        for begin in range(0, len(prompt), _PREFILL_ROWS):
+            chunk = prompt[begin : begin + _PREFILL_ROWS]
+            out = self._target.forward(chunk, self.state, tap_ids=self._tap_ids)
+            taps.append(out.taps)
+        self._taps = np.concatenate(taps)
+        self.result.prefill_tokens = len(prompt)
+        return self._emit([int(out.logits[-1].argmax())])
+
+    def _cycle(self) -> list[int]:
+        left = self._request.max_new_tokens - len(self.result.tokens)
+        anchor = self.result.tokens[-1]
+        drafts: list[int] = []
+        if self._session is not None:
+            drafts = self._session.propose(anchor, self._taps, min(self._request.block_size, left + 1))
+        snapshot = self.state.snapshot() if drafts else None
+        out = self._target.forward(
+            [anchor, *drafts], self.state, tap_ids=self._tap_ids, all_logits=True, record=bool(drafts)
+        )
+        choices: list[int] = out.logits.argmax(axis=1).tolist()
+        agreed = 0
+        while agreed < len(drafts) and drafts[agreed] == choices[agreed]:
+            agreed += 1
+        emitted = self._emit(choices[: agreed + 1])
+        if snapshot is not None and len(emitted) <= len(drafts):
+            self.state.rollback(snapshot, len(emitted))
+        self._taps = out.taps[: len(emitted)]
+        self.result.produced.append(len(emitted))
+        self.result.accepted.append(min(agreed, len(emitted)))
+        return emitted
+
+    def _emit(self, tokens: list[int]) -> list[int]:
+        """Append `tokens` to the result up to the first stop token or the end of the budget."""
+        request, result = self._request, self.result
+        tokens = tokens[: request.max_new_tokens - len(result.tokens)]
+        stops = [i for i, token in enumerate(tokens) if token in request.stop]
+        if stops:
+            tokens = tokens[: stops[0] + 1]
+        result.tokens += tokens
+        if stops:
+            result.stop_reason = "stop"
+        elif len(result.tokens) == request.max_new_tokens:
+            result.stop_reason = "length"
+        return tokens

@@ -1,0 +1,74 @@
+"""Text to token ids and back, from a checkpoint's tokenizer.json."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+
+from ..errors import CheckpointError
+
+_REPLACEMENT = "\ufffd"
+
+
+class Tokenizer:
+    """The tokenizer of a checkpoint folder.
+
+    Args:
+        path: the folder that holds tokenizer.json.
+
+    Raises:
+        CheckpointError: the file is absent or is not a tokenizer.
+    """
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        from tokenizers import Tokenizer as Backend
+
+        file = Path(path) / "tokenizer.json"
+        if not file.is_file():
+            raise CheckpointError(f"{file}: no such file; a checkpoint folder must hold it to work with text")
+        try:
+            self._backend = Backend.from_file(str(file))
+        except Exception as error:  # the library raises bare Exception
+            raise CheckpointError(f"{file}: not a tokenizer ({error})") from error
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`, nothing added."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, without special tokens; bytes that are no UTF-8 become U+FFFD."""
+        text: str = self._backend.decode(list(ids), skip_special_tokens=True)
+        return text
+
+    def stream(self) -> StreamDecoder:
+        """A decoder for ids that arrive bit by bit."""
+        return StreamDecoder(self)
+
+
+class StreamDecoder:
+    """Turns ids into text as they arrive, and holds back the bytes of an unfinished character."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._pending: list[int] = []
+        self._given = 0
+
+    def push(self, ids: Sequence[int]) -> str:
+        """The text that `ids` complete."""
+        self._pending += ids
+        text = self._tokenizer.decode(self._pending)
+        # An unfinished character decodes to U+FFFD at the end, and to itself once its bytes are there.
+        whole = text.rstrip(_REPLACEMENT)
+        new = whole[self._given :]
+        self._given += len(new)
+        if len(whole) == len(text):
+            self._pending, self._given = [], 0
+        return new
+
+    def finish(self) -> str:
+        """What is left at the end of the text, unfinished or not."""
+        text = self._tokenizer.decode(self._pending)[self._given :]
+        self._pending, self._given = [], 0
+        return text

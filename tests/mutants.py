@@ -1,0 +1,119 @@
+"""One-line faults that parity must catch, and the program that plants one and runs the parity cases on it.
+
+Run as `python mutants.py NAME` (exit code 0: the fault survived) in a process of its own: a fault may crash it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jinja2
+from hipfire_kernels import attention, families, render
+from hipfire_kernels.errors import DeviceError
+from hipfire_kernels.family import KernelFamily, Variant
+from hipfire_kernels.parity import check, grid
+from hipfire_kernels.runtime import device
+from hipfire_kernels.runtime.host import HostDevice
+
+TILE_BATCHED = "attention_flash_q8_0_tile_batched"
+ROWS = "attention_flash_q8_0_rows"
+REDUCE = "attention_flash_reduce_batched"
+KV_WRITE = "kv_cache_write_q8_0_batched"
+DFLASH = "attention_dflash_f32"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One fault: in `template`, `old` becomes `new`; or the family's grid becomes `grid`."""
+
+    name: str
+    family: str
+    params: dict[str, Any]
+    template: str = ""
+    old: str = ""
+    new: str = ""
+    grid: Callable[[Any, Any], tuple[int, int, int]] | None = None
+
+
+TILE = {"head_dim": 128, "mask": "causal"}
+R8 = {"rows": 8, "head_dim": 256}
+SLIDE = {"head_dim": 128, "sliding": True}
+
+MUTANTS = [
+    Mutant("bound one short", TILE_BATCHED, TILE, f"{TILE_BATCHED}.hip.j2", "positions[row] + 1", "positions[row]"),
+    Mutant("bound one long", TILE_BATCHED, TILE, f"{TILE_BATCHED}.hip.j2", "positions[row] + 1", "positions[row] + 2"),
+    Mutant("query row ignores first_row", TILE_BATCHED, TILE, f"{TILE_BATCHED}.hip.j2", "first_row + batch_row", "batch_row"),
+    Mutant("swapped GQA index", TILE_BATCHED, TILE, f"{TILE_BATCHED}.hip.j2", "head / (n_heads / n_kv_heads)", "head % n_kv_heads"),
+    Mutant("barrier after the scores missing", TILE_BATCHED, TILE, f"{TILE_BATCHED}.hip.j2", "    block_sync();\n\n    float m[1]", "\n    float m[1]"),
+    Mutant("window one wide", TILE_BATCHED, {"head_dim": 128, "mask": "window"}, f"{TILE_BATCHED}.hip.j2", "begin = bound - window;", "begin = bound - window - 1;"),
+    Mutant("record before the window unwritten", TILE_BATCHED, {"head_dim": 128, "mask": "window"}, f"{TILE_BATCHED}.hip.j2", "            record[0] = LOWEST;\n            record[1] = 0.0f;\n", ""),
+    Mutant("tree bias skips its first column", TILE_BATCHED, {"head_dim": 128, "mask": "tree"}, f"{TILE_BATCHED}.hip.j2", "col >= 0", "col > 0"),
+    Mutant("tree bias of another row", TILE_BATCHED, {"head_dim": 128, "mask": "tree"}, f"{TILE_BATCHED}.hip.j2", "tree_bias[row *", "tree_bias[batch_row *"),
+    Mutant("ragged group guard dropped", ROWS, R8, f"{ROWS}.hip.j2", "group_row + r < batch ? positions", "true ? positions"),
+    Mutant("all rows see what the longest sees", ROWS, R8, f"{ROWS}.hip.j2", "if (key < count[r])", "if (true)"),
+    Mutant("row of the scatter off", ROWS, R8, f"{ROWS}.hip.j2", "lane() / (32 / ROWS)]", "(31 - lane()) / (32 / ROWS)]"),
+    Mutant("record of the wrong row", ROWS, R8, f"{ROWS}.hip.j2", "record_offset(group_row + r,", "record_offset(group_row + ROWS - 1 - r,"),
+    Mutant("last group not launched", ROWS, R8, grid=lambda v, s: (s.n_heads, s.live_tiles, s.batch // v.rows)),
+    Mutant("last tile not launched", TILE_BATCHED, TILE, grid=lambda v, s: (s.n_heads, max(1, s.live_tiles - 1), s.batch)),
+    Mutant("scale of the neighbouring block", TILE_BATCHED, TILE, "q8_0.h.j2", "head + dim / {{ Q8_BLOCK }} * {{ Q8_BYTES }};\n    Slice s;\n    s.scale = f16_to_f32(load_u16(block))", "head + dim / {{ Q8_BLOCK }} * {{ Q8_BYTES }};\n    Slice s;\n    s.scale = f16_to_f32(load_u16(head))"),
+    Mutant("codes start one byte early", TILE_BATCHED, TILE, "q8_0.h.j2", "load_codes(block + 2 +", "load_codes(block + 1 +"),
+    Mutant("scores read one key too far", TILE_BATCHED, TILE, "tile_softmax.h.j2", "if (key < count[r]) {", "if (key <= count[r]) {"),
+    Mutant("maximum of one lane only", ROWS, R8, "tile_softmax.h.j2", "m[r] = wave_max(m[r]);", "m[r] = m[r];"),
+    Mutant("sum of one lane only", ROWS, R8, "tile_softmax.h.j2", "sum[r] = wave_sum(sum[r]);", "sum[r] = sum[r];"),
+    Mutant("reducer skips the last tile", REDUCE, {"head_dim": 128, "tree": False}, f"{REDUCE}.hip.j2", "(bound + {{ TILE - 1 }}) / {{ TILE }}", "bound / {{ TILE }}"),
+    Mutant("reducer reads records of no key", REDUCE, {"head_dim": 128, "tree": False}, f"{REDUCE}.hip.j2", "if (!(record[1] > 0.0f)) continue;", ""),
+    Mutant("reducer forgets to divide", REDUCE, {"head_dim": 128, "tree": False}, f"{REDUCE}.hip.j2", "acc[i] / sum : 0.0f", "acc[i] : 0.0f"),
+    Mutant("codes for 128 steps", KV_WRITE, {"pair": True}, f"{KV_WRITE}.hip.j2", "? 127.0f / amax", "? 128.0f / amax"),
+    Mutant("V written over K", KV_WRITE, {"pair": True}, f"{KV_WRITE}.hip.j2", "write_block(v[from], v_cache + to)", "write_block(v[from], k_cache + to)"),
+    Mutant("running sum not rescaled", DFLASH, SLIDE, f"{DFLASH}.hip.j2", "float o = acc[i] * rescale;", "float o = acc[i];"),
+    Mutant("barrier after the weights missing", DFLASH, SLIDE, f"{DFLASH}.hip.j2", "        m = top;\n        block_sync();", "        m = top;"),
+    Mutant("draft window one wide", DFLASH, SLIDE, f"{DFLASH}.hip.j2", "position - window + 1 > 0 ? position - window + 1", "position - window > 0 ? position - window"),
+    Mutant("draft rows stand one early", DFLASH, SLIDE, f"{DFLASH}.hip.j2", "keys - rows + row;", "keys - rows + row - 1;"),
+]  # fmt: skip
+
+
+def _mutated_environment(mutant: Mutant) -> jinja2.Environment:
+    original = render._environment()
+    assert original.loader is not None
+    source, _, _ = original.loader.get_source(original, mutant.template)
+    assert source.count(mutant.old) >= 1, f"{mutant.template} no longer has {mutant.old!r}"
+    edited = jinja2.DictLoader({mutant.template: source.replace(mutant.old, mutant.new)})
+    return original.overlay(loader=jinja2.ChoiceLoader([edited, original.loader]), cache_size=0)
+
+
+def survives(variant: Variant) -> bool:
+    """Whether every case of a small grid passes, and to the same bits in any order of the threads.
+
+    The error against the oracle stands for the bits: it is a float64 that moves with any of them.
+    """
+    devices = [device("host"), *(HostDevice(thread_order=seed) for seed in range(3))]
+    for case in grid(variant, rows=(1, 5, 8, 31), contexts=(1, 2, 3, 129, 600)):
+        try:
+            results = [check(variant, case, host) for host in devices]
+        except DeviceError:
+            return False
+        if not all(r.ok for r in results) or len({r.error for r in results}) > 1:
+            return False
+    return True
+
+
+def plant(mutant: Mutant) -> Variant:
+    """Put the fault in place, for the rest of this process, and return the variant that has it."""
+    family: KernelFamily = families()[mutant.family]
+    if mutant.grid is not None:
+        family = dataclasses.replace(family, grid=mutant.grid)
+        faulty = {**families(), mutant.family: family}
+        attention.families = lambda: faulty  # type: ignore[assignment]
+    else:
+        environment = _mutated_environment(mutant)
+        render._environment = lambda: environment  # type: ignore[assignment]
+    return family.variant(**mutant.params)
+
+
+if __name__ == "__main__":
+    planted = next(m for m in MUTANTS if m.name == sys.argv[1])
+    sys.exit(0 if survives(plant(planted)) else 1)

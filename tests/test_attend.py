@@ -1,0 +1,285 @@
+"""hk.attend, hk.draft_attend, hk.kv_write: results, fall-through, and every bad input refused before a launch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hipfire_kernels as hk
+from hipfire_kernels import attention
+from hipfire_kernels.dispatch import AttendRequest, counters, evidence
+from hipfire_kernels.dispatch import calls
+from hipfire_kernels.dispatch.admission import Decision
+from hipfire_kernels.errors import InputError, NotAdmitted
+from hipfire_kernels.parity import Case, inputs, worst_row
+
+
+def arguments(**changes: Any) -> dict[str, Any]:
+    """A legal call: 5 rows, 4 query heads on 2 KV heads, head_dim 64, context 40 in a cache of 77."""
+    i = inputs(Case(5, 40, 4, 2, 64))
+    legal = {
+        "q": i.q.copy(),
+        "k_cache": i.k_cache.copy(),
+        "v_cache": i.v_cache.copy(),
+        "positions": i.positions.copy(),
+    }
+    return {**legal, **changes}
+
+
+def expected(call: dict[str, Any]) -> np.ndarray[Any, Any]:
+    return hk.reference.attend(**call)
+
+
+def test_attend_equals_the_oracle() -> None:
+    call = arguments()
+    assert worst_row(hk.attend(**call), expected(call)) < 1e-5
+    out = np.full_like(call["q"], np.nan)
+    assert hk.attend(**call, out=out) is out
+    assert worst_row(out, expected(call)) < 1e-5
+
+
+def test_scale_window_and_tree_reach_the_kernel() -> None:
+    call = arguments()
+    assert worst_row(hk.attend(**call, scale=0.3), hk.reference.attend(**call, scale=0.3)) < 1e-5
+    assert worst_row(hk.attend(**call, window=7), hk.reference.attend(**call, window=7)) < 1e-5
+    bias = np.triu(np.full((5, 5), -np.inf, np.float32), 1)
+    bias[4, 3] = -np.inf
+    got = hk.attend(**call, tree_bias=bias)
+    assert worst_row(got, hk.reference.attend(**call, tree_bias=bias)) < 1e-5
+
+
+def test_independent_positions() -> None:
+    call = arguments(positions=np.array([39, 0, 12, 39, 7], np.int32))
+    seen: list[Decision] = []
+    assert worst_row(hk.attend(**call, on_decision=seen.append), expected(call)) < 1e-5
+    assert seen[0].request.layout == "independent"
+
+
+def test_more_rows_than_the_partials_hold_go_in_sub_batches() -> None:
+    i = inputs(Case(41, 300, 4, 2, 64))
+    call = {"q": i.q, "k_cache": i.k_cache, "v_cache": i.v_cache, "positions": i.positions}
+    assert attention.PARTIALS_ROWS < 41
+    assert worst_row(hk.attend(**call), expected(call)) < 1e-5
+
+
+def test_no_visible_key_is_zero_not_nan() -> None:
+    call = arguments(positions=np.full(5, -1, np.int32))
+    assert not hk.attend(**call).any()
+    empty = arguments(
+        positions=np.full(5, -1, np.int32),
+        k_cache=np.zeros((0, 2, 2, 34), np.uint8),
+        v_cache=np.zeros((0, 2, 2, 34), np.uint8),
+    )
+    assert not hk.attend(**empty).any()
+
+
+def test_a_captured_launch_covers_the_capacity() -> None:
+    call = arguments()
+    assert np.array_equal(hk.attend(**call, capturing=True), hk.attend(**call))
+
+
+def test_kv_write_then_attend() -> None:
+    rng = np.random.default_rng(3)
+    k, v, q = (rng.standard_normal((6, 2, 64), np.float32) for _ in range(3))
+    k_cache, v_cache = (np.full((9, 2, 2, 34), 0xFF, np.uint8) for _ in range(2))
+    positions = np.arange(6, dtype=np.int32)
+    hk.kv_write(k, v, k_cache, v_cache, positions)
+    assert np.array_equal(k_cache[:6], hk.quantize_q8_0(k))
+    assert np.array_equal(v_cache[:6], hk.quantize_q8_0(v))
+    assert (k_cache[6:] == 0xFF).all()
+    call = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "positions": positions}
+    assert worst_row(hk.attend(**call), expected(call)) < 1e-5
+
+
+def test_offsets_beyond_two_to_the_31() -> None:
+    """The cache is 2.3 GB of untouched zero pages; only the window at its end is written and read."""
+    capacity, window = 4_250_000, 90
+    cache = np.zeros((capacity, 2, 8, 34), np.uint8)
+    rng = np.random.default_rng(9)
+    assert cache.nbytes > 2**31
+    start = capacity - 200
+    rows = rng.standard_normal((200, 2, 256), np.float32)
+    hk.kv_write(rows, rows[::-1].copy(), cache, cache[:].view(), np.arange(start, capacity, dtype=np.int32))
+    tail = cache[start:].copy()
+    q = rng.standard_normal((1, 2, 256), np.float32)
+    got = hk.attend(q, cache, cache, np.array([capacity - 1], np.int32), window=window)
+    want = hk.reference.attend(q, tail, tail, np.array([199]), window=window)
+    assert worst_row(got, want) < 1e-5
+
+
+@pytest.fixture
+def open_rows8() -> Any:
+    """The multi-row route, opened on the host."""
+    record = dataclasses.replace(evidence.shipped()[0], arch="host", route="rows8", head_dims=(256,))
+    with evidence.using([record]):
+        counters.reset()
+        yield
+    counters.reset()
+
+
+def multirow_call() -> dict[str, Any]:
+    i = inputs(Case(8, 4200, 2, 1, 256))
+    return {"q": i.q, "k_cache": i.k_cache, "v_cache": i.v_cache, "positions": i.positions}
+
+
+def test_an_admitted_multirow_route_runs(open_rows8: None) -> None:
+    call = multirow_call()
+    assert worst_row(hk.attend(**call), expected(call)) < 1e-5
+    assert counters.snapshot() == {"routes": {"rows8": 1}, "drift": {}}
+
+
+def test_drift_runs_the_established_route_once(
+    open_rows8: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Admission is broken on purpose: it lets independent rows through to the multi-row kernel."""
+    call = multirow_call()
+    call["positions"] = call["positions"][::-1].copy()
+    launched: list[str] = []
+    run = calls.attend_tiles
+
+    def spy(variant: Any, *args: Any, **kwargs: Any) -> None:
+        launched.append(variant.family.name)
+        run(variant, *args, **kwargs)
+
+    monkeypatch.setattr(calls, "attend_tiles", spy)
+    monkeypatch.setattr(calls, "_layout", lambda positions, tree_bias: "chain")
+    for _ in range(2):
+        assert worst_row(hk.attend(**call), expected(call)) < 1e-5
+    assert launched == ["attention_flash_q8_0_tile_batched"] * 2
+    assert counters.snapshot()["routes"] == {"tile_batched": 2}
+    assert counters.snapshot()["drift"] == {"rows8: the positions are not consecutive": 2}
+    assert len([r for r in caplog.records if "rows8" in r.getMessage()]) == 1
+
+
+def test_asking_for_a_closed_route_raises() -> None:
+    with pytest.raises(NotAdmitted, match="evidence"):
+        hk.attend(**multirow_call(), route="rows8")
+
+
+def test_no_route_at_all_raises_with_every_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = AttendRequest
+
+    def foreign(**fields: Any) -> AttendRequest:
+        return original(**{**fields, "kv_format": "fp8"})
+
+    monkeypatch.setattr(calls, "AttendRequest", foreign)
+    with pytest.raises(NotAdmitted, match="(?s)no route may run.*not tile_batched.*kv_format: 'fp8'"):
+        hk.attend(**arguments())
+
+
+def _misaligned(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    raw = np.zeros(x.nbytes + 1, np.uint8)
+    view = raw[1:].view(x.dtype) if x.dtype == np.uint8 else raw[1:].view(np.uint8)[: x.nbytes].view(x.dtype)
+    view[...] = x.ravel()
+    return view.reshape(x.shape)
+
+
+BAD_ATTEND: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
+    ("q", lambda c: c["q"].astype(np.float64), "q has dtype float64; required: f32"),
+    ("q", lambda c: c["q"].astype(np.float16), "q has dtype float16"),
+    ("q", lambda c: c["q"][0], "q has shape .*required: 3 dimensions"),
+    ("q", lambda c: c["q"][:0], "q has 0 rows"),
+    ("q", lambda c: c["q"].transpose(1, 0, 2), "q has strides"),
+    ("q", lambda c: c["q"][:, :3].copy(), "n_heads is 3 with 2 KV heads"),
+    ("q", lambda c: c["q"][..., :46].copy(), "head_dim is 46; required: a multiple of 32"),
+    ("q", lambda c: c["q"][..., :32].copy(), "required: 1 blocks for head_dim 32"),
+    ("q", lambda c: c["q"].tolist(), "q is a list; the host device takes numpy arrays"),
+    ("q", lambda c: _misaligned(c["q"]), "q is at an address that is not a multiple of 4"),
+    ("k_cache", lambda c: c["k_cache"].view(np.int8), "k_cache has dtype int8; required: u8"),
+    ("k_cache", lambda c: c["k_cache"][..., :33].copy(), "last extent of 34"),
+    ("k_cache", lambda c: c["k_cache"][0], "k_cache has shape .*required: 4 dimensions"),
+    ("k_cache", lambda c: c["k_cache"][::2], "k_cache has strides"),
+    ("k_cache", lambda c: _misaligned(c["k_cache"]), "k_cache is at an address that is not a multiple of 2"),
+    ("v_cache", lambda c: c["v_cache"][:-1], "v_cache has shape .*required: the shape of k_cache"),
+    ("positions", lambda c: c["positions"].astype(np.int64), "positions has dtype int64; required: i32"),
+    ("positions", lambda c: c["positions"][:-1], "positions has 4 entries; required: one for each of the 5 rows"),
+    ("positions", lambda c: c["positions"] + 1000, "positions holds 1039; required: -1 .. 76"),
+    ("positions", lambda c: c["positions"] - 100, "positions holds -65; required: -1 .. 76"),
+    ("out", lambda c: np.zeros((5, 4, 32), np.float32), "out has dtype f32 and shape"),
+    ("out", lambda c: np.zeros((5, 4, 64), np.float64), "out has dtype float64"),
+    ("out", lambda c: np.broadcast_to(np.float32(0), (5, 4, 64)), "out has strides"),
+    ("tree_bias", lambda c: np.zeros((4, 5), np.float32), r"tree_bias has .*required: f32 \[5\]"),
+    ("tree_bias", lambda c: np.zeros((5, 60), np.float32), "the tree covers cache slots 35 .. 94"),
+    ("scale", lambda c: float("nan"), "scale is nan"),
+    ("window", lambda c: -3, "(?s)no route may run.*window: -3"),
+    ("route", lambda c: "rows9", "route 'rows9' is not known"),
+    ("device", lambda c: "cuda:9", "device 'cuda:9'"),
+    ("stream", lambda c: 7, "the host device has no streams"),
+]
+
+
+@pytest.mark.parametrize(("name", "make", "message"), BAD_ATTEND, ids=[f"{n}-{i}" for i, (n, _, _) in enumerate(BAD_ATTEND)])
+def test_bad_input_is_refused_and_nothing_is_written(name: str, make: Callable[..., Any], message: str) -> None:
+    call = arguments()
+    out = np.full_like(call["q"], 123.0)
+    with pytest.raises((InputError, NotAdmitted), match=message):
+        hk.attend(**{"out": out, **call, name: make(call)})
+    assert (out == 123.0).all()
+
+
+def test_read_only_output_is_refused() -> None:
+    out = np.zeros((5, 4, 64), np.float32)
+    out.flags.writeable = False
+    with pytest.raises(InputError, match="out is read-only"):
+        hk.attend(**arguments(), out=out)
+
+
+def test_size_one_dimensions_with_odd_strides_are_contiguous() -> None:
+    call = arguments()
+    row = call["q"][2:3]
+    odd = np.lib.stride_tricks.as_strided(row, row.shape, (17, *row.strides[1:]))
+    one = {**call, "positions": call["positions"][2:3]}
+    assert np.array_equal(hk.attend(**{**one, "q": odd}), hk.attend(**{**one, "q": row}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"positions": np.array([3, 99], np.int32)}, "positions holds 99; required: 0 .. 8"),
+        ({"positions": np.array([-1, 0], np.int32)}, "positions holds -1"),
+        ({"positions": np.array([2, 2], np.int32)}, "positions holds 2 twice"),
+        ({"positions": np.array([0, 1], np.int64)}, "positions has dtype int64"),
+        ({"positions": np.array([0], np.int32)}, "positions has shape"),
+        ({"k": np.zeros((2, 2, 48), np.float32)}, "head_dim is 48"),
+        ({"k": np.full((2, 2, 64), np.nan, np.float32)}, "k holds NaN, infinity"),
+        ({"v": np.full((2, 2, 64), 1e9, np.float32)}, "v holds NaN, infinity or a magnitude above"),
+        ({"v": np.zeros((2, 1, 64), np.float32)}, "v has shape"),
+        ({"v_cache": np.zeros((9, 1, 2, 34), np.uint8)}, "v_cache has shape"),
+    ],
+)
+def test_bad_kv_writes_are_refused(changes: dict[str, Any], message: str) -> None:
+    call: dict[str, Any] = {
+        "k": np.ones((2, 2, 64), np.float32),
+        "v": np.ones((2, 2, 64), np.float32),
+        "k_cache": np.full((9, 2, 2, 34), 7, np.uint8),
+        "v_cache": np.full((9, 2, 2, 34), 7, np.uint8),
+        "positions": np.array([0, 1], np.int32),
+    }
+    with pytest.raises(InputError, match=message):
+        hk.kv_write(**{**call, **changes})
+    assert (call["k_cache"] == 7).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"k": np.zeros((3, 1, 64), np.float32), "v": np.zeros((3, 1, 64), np.float32)}, "k has 3 keys for 4 query rows"),
+        ({"v": np.zeros((5, 1, 64), np.float32)}, "v has shape"),
+        ({"k": np.zeros((6, 1, 32), np.float32), "v": np.zeros((6, 1, 32), np.float32)}, "required: the head_dim of q"),
+        ({"q": np.zeros((4, 2, 64), np.float64)}, "q has dtype float64"),
+        ({"window": -1}, "window"),
+        ({"k": np.zeros((6, 64), np.float32)}, "required: .*n_kv_heads"),
+    ],
+)
+def test_bad_draft_calls_are_refused(changes: dict[str, Any], message: str) -> None:
+    call: dict[str, Any] = {
+        "q": np.zeros((4, 2, 64), np.float32),
+        "k": np.zeros((6, 1, 64), np.float32),
+        "v": np.zeros((6, 1, 64), np.float32),
+    }
+    with pytest.raises((InputError, NotAdmitted), match=message):
+        hk.draft_attend(**{**call, **changes})
