@@ -145,12 +145,11 @@ def _rope(reader: _Reader) -> _Reader:
         inner = reader.values.get(key) or {}
         if not isinstance(inner, Mapping):
             raise reader.fail(key, "an object or null")
+        for kind in ("rope_type", "type"):
+            # Three equal position grids, which is what text has, make mrope the plain form.
+            _Reader(inner, f"{reader.where} ({key})").only(kind, ("default", "mrope"))
         values.update(inner)
-    merged = _Reader(values, reader.where)
-    for key in ("rope_type", "type"):
-        # Three equal position grids, which is what text has, make mrope the plain form.
-        merged.only(key, ("default", "mrope"))
-    return merged
+    return _Reader(values, reader.where)
 
 
 def _layer_types(reader: _Reader, layers: int, legal: tuple[str, ...]) -> tuple[str, ...] | None:

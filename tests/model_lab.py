@@ -28,7 +28,13 @@ TARGET: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
     "eos_token_id": 95,
     "tie_word_embeddings": False,
-    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention", "full_attention"],
+    "layer_types": [
+        "linear_attention",
+        "full_attention",
+        "linear_attention",
+        "linear_attention",
+        "full_attention",
+    ],
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
 }
 
@@ -106,7 +112,9 @@ def target_tensors(c: Mapping[str, Any], seed: int = 0) -> dict[str, np.ndarray]
     return t
 
 
-def _shared(p: str, h: int, inter: int, matrix: Callable[..., Any], vector: Callable[..., Any]) -> dict[str, Any]:
+def _shared(
+    p: str, h: int, inter: int, matrix: Callable[..., Any], vector: Callable[..., Any]
+) -> dict[str, Any]:
     return {
         p + "input_layernorm.weight": vector(h),
         p + "post_attention_layernorm.weight": vector(h),
@@ -159,7 +167,11 @@ def header_of(tensors: Mapping[str, np.ndarray], dtype: str = "F32") -> tuple[di
     data = b""
     for name, x in tensors.items():
         raw = to_bytes(x, dtype)
-        header[name] = {"dtype": dtype, "shape": list(x.shape), "data_offsets": [len(data), len(data) + len(raw)]}
+        header[name] = {
+            "dtype": dtype,
+            "shape": list(x.shape),
+            "data_offsets": [len(data), len(data) + len(raw)],
+        }
         data += raw
     return header, data
 
@@ -192,7 +204,9 @@ def write_checkpoint(
         part = dict(list(stored.items())[i::shards])
         write_file(folder / file, *header_of(part, dtype))
         weight_map |= dict.fromkeys(part, file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": weight_map})
+    )
     return folder
 
 
@@ -204,7 +218,9 @@ class ScriptedDraft:
 
     tap_ids = (0, 2)
 
-    def __init__(self, truth: Sequence[int], pattern: Sequence[int], block_size: int, vocab_size: int) -> None:
+    def __init__(
+        self, truth: Sequence[int], pattern: Sequence[int], block_size: int, vocab_size: int
+    ) -> None:
         self.block_size = block_size
         self.calls: list[tuple[int, np.ndarray, int]] = []
         self._truth = list(truth)

@@ -1,4 +1,4 @@
-"""Naive float64 forms of the target and the draft, from the formulas alone: no cache, no batching, no shared code.
+"""Naive float64 forms of the target and the draft, from the formulas alone: no cache, no shared code.
 
 Tensors come as a dict of canonical names to arrays, sizes from the config.json dict.
 """
@@ -128,11 +128,16 @@ def target(c: dict[str, Any], tensors: Tensors, tokens: list[int]) -> tuple[list
 def draft(c: dict[str, Any], tensors: Tensors, taps: np.ndarray, block: np.ndarray) -> np.ndarray:
     """Normalised hidden states [rows, hidden] of a draft block.
 
-    taps [n, n_taps * hidden] are the tapped target outputs of positions 0..n-1, block [rows, hidden] the embeddings
-    of the anchor and the masks at positions n, n+1, ...
+    taps [n, n_taps * hidden] are the tapped target outputs of positions 0..n-1, block [rows, hidden] the
+    embeddings of the anchor and the masks at positions n, n+1, ...
     """
     t = {name: x.astype(np.float64) for name, x in tensors.items()}
-    n_heads, n_kv, d, eps = c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"], c["rms_norm_eps"]
+    n_heads, n_kv, d, eps = (
+        c["num_attention_heads"],
+        c["num_key_value_heads"],
+        c["head_dim"],
+        c["rms_norm_eps"],
+    )
     theta, start = c["rope_parameters"]["rope_theta"], len(taps)
     context = [rms(t["fc.weight"] @ tap, eps) * t["hidden_norm.weight"] for tap in taps.astype(np.float64)]
     xs = list(block.astype(np.float64))

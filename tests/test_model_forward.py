@@ -10,12 +10,11 @@ from typing import Any
 import model_reference
 import numpy as np
 import pytest
-from model_lab import DRAFT, PROMPT, TARGET, changed, draft_tensors, target_tensors, write_checkpoint
-
 from hipfire_kernels.model import load_draft, load_target
 from hipfire_kernels.model.attention import Block, Float32Attention
 from hipfire_kernels.model.layers import BLOCK_ROWS, Rope, project_rows
 from hipfire_kernels.model.qwen35 import Target, TargetState
+from model_lab import DRAFT, PROMPT, TARGET, changed, draft_tensors, target_tensors, write_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +79,11 @@ def test_other_shapes(tmp_path: Path, changes: dict[str, Any]) -> None:
     np.testing.assert_allclose(logits, want, atol=2e-4)
 
 
-@pytest.mark.parametrize("norm", ["layers.0.input_layernorm", "layers.1.self_attn.q_norm", "layers.0.linear_attn.norm", "norm"])
+@pytest.mark.parametrize(
+    "norm", ["layers.0.input_layernorm", "layers.1.self_attn.q_norm", "layers.0.linear_attn.norm", "norm"]
+)
 def test_norm_conventions(tmp_path: Path, norm: str) -> None:
-    """All norms multiply by 1 + w, only the DeltaNet output norm by w: a change of w by one tells them apart."""
+    """All norms of the target multiply by 1 + w, but the DeltaNet output norm by w."""
     tensors = target_tensors(TARGET)
     plain = norm == "layers.0.linear_attn.norm"
     tensors[f"{norm}.weight"] = np.full_like(tensors[f"{norm}.weight"], 1.0 if plain else 0.0)
@@ -97,7 +98,7 @@ def test_norm_conventions(tmp_path: Path, norm: str) -> None:
 
 
 def draft_steps(folder: Path, config: dict[str, Any], new: list[int]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Hidden states of rows 1.. from a session that is given `new` context rows per call, and the naive ones."""
+    """Hidden states of rows 1.. of a session that gets `new` context rows per call, each with the naive one."""
     tensors = draft_tensors(config)
     draft = load_draft(write_checkpoint(folder, config, tensors))
     rng = np.random.default_rng(2)
@@ -127,7 +128,9 @@ def draft_steps(folder: Path, config: dict[str, Any], new: list[int]) -> list[tu
 
 @pytest.mark.parametrize("causal", [None, True, False])
 @pytest.mark.parametrize("kinds", ["ssf", "fff", "sss"])
-def test_draft_equals_the_naive_form_over_cached_cycles(tmp_path: Path, kinds: str, causal: bool | None) -> None:
+def test_draft_equals_the_naive_form_over_cached_cycles(
+    tmp_path: Path, kinds: str, causal: bool | None
+) -> None:
     names = {"s": "sliding_attention", "f": "full_attention"}
     dflash = changed(DRAFT["dflash_config"], causal=causal)
     config = changed(DRAFT, layer_types=[names[kind] for kind in kinds], dflash_config=dflash)

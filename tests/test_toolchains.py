@@ -1,4 +1,4 @@
-"""Which compiler is chosen and why, what it is called, and what becomes of a compiler that fails, hangs or aborts."""
+"""Which compiler is chosen and why, what it is called, and what follows when one fails, hangs or aborts."""
 
 from __future__ import annotations
 
@@ -274,8 +274,8 @@ extern "C" float half_of(float a) { return (float)(_Float16)a; }
             function.restype = ctypes.c_float
         half = library.half_of(ctypes.c_float(0.1))
         assert half == float(np.float16(0.1))
-        # (1 + e)(1 - e) - 1 with e = 2^-12: -e^2 when fused, 0 when the product is rounded first.
-        e = 2.0**-12
+        # (1 + e)(1 - e) - 1 with e = 2^-13: -e^2 when fused, 0 when the product is rounded first.
+        e = 2.0**-13
         assert library.muladd(ctypes.c_float(1 + e), ctypes.c_float(1 - e), ctypes.c_float(-1)) == 0.0
 
     def test_error_carries_the_compilers_words(self, which: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,7 +347,8 @@ int hiprtcCompileProgram(void* p, int n, const char** options) {
     if (strstr(source, "HANG")) sleep(60);
     if (strstr(source, "ABORT")) abort();
     if (strstr(source, "WARN")) log_text = "kernel.hip:1:1: warning: mind this\n";
-    if (strstr(source, "WRONG")) { log_text = "kernel.hip:7:9: error: no such thing\n1 error generated.\n"; return 6; }
+    if (strstr(source, "WRONG")) {
+        log_text = "kernel.hip:7:9: error: no such thing\n1 error generated.\n"; return 6; }
     if (strstr(source, "OPTION")) return 5;
     strcat(code, "\nsource: "); strcat(code, source); return 0; }
 int hiprtcGetProgramLogSize(void* p, size_t* n) { (void)p; *n = strlen(log_text) + 1; return 0; }
@@ -400,7 +401,7 @@ class TestHiprtc:
 
     def test_error_carries_the_log(self, rocm: Path) -> None:
         with pytest.raises(
-            CompileError, match="hiprtc did not compile .* kernel.hip:7:9: error: no such thing"
+            CompileError, match=r"hiprtc did not compile .* kernel\.hip:7:9: error: no such thing"
         ) as refused:
             HiprtcToolchain().compile("WRONG", GFX1100)
         assert "1 error generated" in refused.value.log

@@ -64,7 +64,9 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, numeric: Seq
         shown.add_column(name, justify="right" if name in numeric else "left", overflow="fold")
     for row in rows:
         shown.add_row(*(Text(str(cell)) for cell in row))
-    console.print(shown)
+    with console.capture() as captured:
+        console.print(shown)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 Step = Callable[[str], None]

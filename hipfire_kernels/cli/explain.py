@@ -79,18 +79,22 @@ def _show_one(decision: Decision, as_json: bool) -> None:
     if as_json:
         _out.document(decision.as_dict())
         return
-    names = list(dict.fromkeys(c.name for found in decision.checks.values() for c in found))
-    _out.table(
-        ["check", *decision.checks],
-        [[name, *(_verdict(found, name) for found in decision.checks.values())] for name in names],
-    )
+    names = dict.fromkeys(c.name for found in decision.checks.values() for c in found)
+    rows = [[name, _observed(decision, name), *_verdicts(decision, name)] for name in names]
+    _out.table(["check", "request", *decision.checks], rows)
     print(f"\n{decision.explain()}")
 
 
-def _verdict(found: Sequence[Any], name: str) -> str:
-    """`ok`, `NO`, or nothing where a route does not ask."""
-    verdicts = [c.ok for c in found if c.name == name]
-    return ("ok" if all(verdicts) else "NO") if verdicts else ""
+def _observed(decision: Decision, name: str) -> str:
+    """What a check saw; several values where routes saw different ones."""
+    seen = (str(c.observed) for found in decision.checks.values() for c in found if c.name == name)
+    return " / ".join(dict.fromkeys(seen))
+
+
+def _verdicts(decision: Decision, name: str) -> list[str]:
+    """For each route `ok`, `NO`, or nothing where it does not ask."""
+    verdicts = [[c.ok for c in found if c.name == name] for found in decision.checks.values()]
+    return [("ok" if all(v) else "NO") if v else "" for v in verdicts]
 
 
 def _show_all(decisions: Sequence[Decision], as_json: bool) -> None:

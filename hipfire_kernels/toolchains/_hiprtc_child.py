@@ -15,6 +15,10 @@ from pathlib import Path
 from typing import Any
 
 
+class Refused(Exception):
+    """A call answered with another status than success."""
+
+
 def main(folder: Path, options: list[str]) -> None:
     """Go as far as possible and leave in answer.json how far that was."""
     answer: dict[str, Any] = {"stage": "import", "error": "", "log": "", "identity": ""}
@@ -46,6 +50,8 @@ def main(folder: Path, options: list[str]) -> None:
         _checked(hiprtc, hiprtc.hiprtcGetCode(program, code))
         (folder / "kernel.co").write_bytes(code)
         tell(stage="done")
+    except Refused as refused:
+        tell(error=f"hiprtc answered {refused}")
     except Exception as error:  # whatever it is, the parent has to hear of it
         tell(error=f"{type(error).__name__}: {error}")
 
@@ -53,7 +59,7 @@ def main(folder: Path, options: list[str]) -> None:
 def _checked(hiprtc: Any, answer: tuple[Any, ...]) -> Any:
     """First output of a call, after its status."""
     if answer[0] != hiprtc.hiprtcResult.HIPRTC_SUCCESS:
-        raise RuntimeError(f"hiprtc answered {answer[0]!s}")
+        raise Refused(answer[0].name)
     return answer[1] if len(answer) > 1 else None
 
 

@@ -1,0 +1,183 @@
+"""The fiber runtime: what it computes, and that a kernel which would hang or race on a GPU is an error here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+import pytest
+
+from hipfire_kernels import build, render
+from hipfire_kernels.errors import DeadlockError, DeviceError, InputError, RenderError
+from hipfire_kernels.binding import launch
+from hipfire_kernels.family import KernelFamily, Lds, Scalar, Tensor, Tolerance, Variant
+from hipfire_kernels.runtime import Device, device
+from hipfire_kernels.runtime.host import HostDevice
+
+
+def probe(monkeypatch: pytest.MonkeyPatch, body: str, *, block: int = 64, lds: int = 64) -> Variant:
+    """A one-off kernel: `out[block * threads]`, an LDS array `shared` and this body."""
+    family = KernelFamily(
+        name="probe",
+        doc="whatever the test says",
+        params={"head_dim": (32,)},
+        entry=lambda v: "probe",
+        args=lambda v: (Tensor("out", "f32", ("n",), writes=True), Scalar("n", "i32")),
+        grid=lambda v, s: (s.n // block, 1, 1),
+        block=block,
+        lds=lambda v: (Lds("shared", "float", lds),),
+        oracle="attend",
+        tolerance=Tolerance(0),
+    )
+    original = render._environment()
+    assert original.loader is not None
+    template = "{{ signature }} {\n{{ lds.shared }}\n" + body + "\n}\n"
+    loader = jinja2.ChoiceLoader([jinja2.DictLoader({"probe.hip.j2": template}), original.loader])
+    overlay = original.overlay(loader=loader, cache_size=0)
+    monkeypatch.setattr(render, "_environment", lambda: overlay)
+    return family.variant(head_dim=32)
+
+
+def run(variant: Variant, host: Device, blocks: int = 3) -> np.ndarray[Any, Any]:
+    out = np.full(blocks * variant.family.block, np.nan, np.float32)
+    launch(variant, host, out=out)
+    return out
+
+
+def test_wave_operations(host: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = """
+    const float id = (float)(block_x() * 64 + thread());
+    const float pair[2] = {id, 2.0f * id};
+    out[block_x() * 64 + thread()] = wave_sum(id) + 1000.0f * wave_max(id) + 1e6f * wave_sum_scatter(pair) + 0.0f * shared[0 * n];
+    """
+    got = run(probe(monkeypatch, body.replace("+ 0.0f * shared[0 * n]", "")), host)
+    for wave in range(6):
+        ids = np.arange(32 * wave, 32 * wave + 32, dtype=np.float64)
+        sums = np.repeat([ids.sum(), 2 * ids.sum()], 16)
+        want = (np.float32(ids.sum() + 1000 * ids.max()) + np.float32(1e6) * sums).astype(np.float32)
+        assert np.allclose(got[32 * wave : 32 * wave + 32], want, rtol=1e-6)
+
+
+def test_lds_is_shared_by_the_block_and_barriers_order_it(host: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = """
+    shared[thread()] = (float)thread();
+    block_sync();
+    out[block_x() * 64 + thread()] = shared[63 - thread()];
+    """
+    variant = probe(monkeypatch, body)
+    for run_on in (host, HostDevice(thread_order=3)):
+        assert np.array_equal(run(variant, run_on).reshape(3, 64), np.tile(63.0 - np.arange(64), (3, 1)))
+
+
+def test_lds_starts_as_nan(host: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert np.isnan(run(probe(monkeypatch, "out[block_x() * 64 + thread()] = shared[thread()];"), host)).all()
+
+
+def test_a_missing_barrier_shows_as_a_dependence_on_thread_order(monkeypatch: pytest.MonkeyPatch, host: Device) -> None:
+    body = "shared[thread()] = (float)thread(); out[block_x() * 64 + thread()] = shared[63 - thread()];"
+    variant = probe(monkeypatch, body)
+    results = [run(variant, d).tobytes() for d in (host, *(HostDevice(thread_order=s) for s in range(3)))]
+    assert len(set(results)) > 1
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("if (thread() < 32) block_sync();\nif (thread() >= 32) block_sync();", "different barriers: line .*block_sync"),
+        ("if (lane() < 16) wave_sum(1.0f);\nelse wave_max(1.0f);", "different wave operations: line .*wave_"),
+        ("if (lane() < 31) wave_sum(1.0f);", "waits at line .*wave_sum.*no other thread can run"),
+        ("if (thread() == 5) block_sync(); else wave_sum(1.0f);", "waits at line"),
+    ],
+)
+@pytest.mark.parametrize("order", [None, 1])
+def test_a_kernel_that_would_hang_is_an_error_with_its_line(
+    body: str, message: str, order: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variant = probe(monkeypatch, body + "\nout[0] = shared[0];")
+    host = HostDevice(thread_order=order)
+    with pytest.raises(DeadlockError, match=f"(?s)probe, block .*{message}"):
+        run(variant, host)
+    monkeypatch.undo()
+    good = probe(monkeypatch, "block_sync(); out[block_x() * 64 + thread()] = 1.0f;")
+    assert (run(good, host) == 1.0).all()
+
+
+def test_threads_that_have_returned_do_not_hold_a_barrier(host: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = "out[block_x() * 64 + thread()] = 2.0f; if (wave() == 1) return; block_sync(); out[block_x() * 64 + thread()] = 1.0f;"
+    got = run(probe(monkeypatch, body), host).reshape(3, 2, 32)
+    assert (got[:, 0] == 1).all()
+    assert (got[:, 1] == 2).all()
+
+
+def test_a_write_behind_the_lds_is_an_error(host: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    variant = probe(monkeypatch, "shared[thread() + 4] = 1.0f; out[0] = 1.0f;")
+    with pytest.raises(DeviceError, match="behind its 256 bytes of LDS"):
+        run(variant, host)
+
+
+def test_too_much_lds_is_refused_before_any_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    variant = probe(monkeypatch, "", lds=16 * 1024 + 25)
+    with pytest.raises(RenderError, match="65636 bytes of LDS, 100 more than the 65536"):
+        variant.source("gfx1100")
+    assert probe(monkeypatch, "", lds=16 * 1024).source("gfx1100")
+
+
+@pytest.mark.parametrize("block", [48, 2048])
+def test_a_block_that_no_arch_can_run_is_refused(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RenderError, match=f"declares {block} threads a block"):
+        probe(monkeypatch, "", block=block).source("host")
+
+
+def test_an_undefined_name_in_a_template_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RenderError, match="'tiel' is undefined.*head_dim"):
+        probe(monkeypatch, "{{ tiel }}").source("gfx1100")
+
+
+def test_arguments_are_checked_against_the_declaration(host: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    variant = probe(monkeypatch, "out[block_x() * 64 + thread()] = 1.0f;")
+    out = np.zeros(64, np.float32)
+    for call, message in [
+        ({}, "probe needs out="),
+        ({"out": out, "m": 3}, "probe takes no m"),
+        ({"out": out[:, None]}, r"out has shape \(64, 1\); required: 1 dimensions"),
+        ({"out": out.astype(np.float64)}, "out has dtype float64"),
+        ({"out": out, "n": 2**31}, "n is 2147483648; required: a 32-bit integer"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            launch(variant, host, **call)
+    launch(variant, host, out=out)
+    assert (out == 1).all()
+
+
+def test_an_empty_grid_launches_nothing(host: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch(probe(monkeypatch, "out[-1] = 1.0f;"), host, out=np.zeros(0, np.float32))
+
+
+def test_the_portable_switch_computes_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Device) -> None:
+    """Where there is no assembly switch, setjmp and longjmp take its place; here it is forced."""
+    body = "shared[thread()] = wave_sum((float)thread()); block_sync(); out[block_x() * 64 + thread()] = shared[63 - thread()];"
+    want = run(probe(monkeypatch, body), host)
+    portable = probe(monkeypatch, body + "\n")
+    source = portable.source("host")
+    monkeypatch.setattr(Variant, "source", lambda self, arch: "#define HK_PORTABLE_SWITCH\n" + source)
+    assert build(portable, "host").source.startswith("#define HK_PORTABLE_SWITCH")
+    assert np.array_equal(run(portable, host), want)
+
+
+def test_device_names() -> None:
+    assert device("auto") is device("auto")
+    assert device("host").name == "host"
+    with pytest.raises(InputError, match="device 'gpu' is not known; known devices: host"):
+        device("gpu")
+
+
+def test_kernels_of_one_process_run_from_many_threads(host: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    variant = probe(monkeypatch, "out[block_x() * 64 + thread()] = wave_sum((float)block_x());")
+    want = run(variant, host, blocks=50)
+    with ThreadPoolExecutor(4) as pool:
+        for got in pool.map(lambda _: run(variant, host, blocks=50), range(16)):
+            assert np.array_equal(got, want)
