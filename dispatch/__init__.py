@@ -7,6 +7,7 @@ from .calls import attend, draft_attend, kv_write
 from .checks import Check
 from .counters import snapshot as route_counts
 from .evidence import Evidence
+from .plan import Plan, plan
 from .request import AttendRequest
 from .routes import ROUTES, Route
 
@@ -16,10 +17,12 @@ __all__ = [
     "Check",
     "Decision",
     "Evidence",
+    "Plan",
     "Route",
     "admit",
     "attend",
     "draft_attend",
     "kv_write",
+    "plan",
     "route_counts",
 ]

@@ -1,33 +1,25 @@
-"""Run attention: build the request from the arrays, admit it, let the launcher check again, launch.
-
-The launcher's check looks at the device and the arrays, not at the request, and shares no code with the predicates of
-the table. When the two disagree the call runs the established route, once, and the disagreement is counted.
-"""
+"""Run attention: build the request from the arrays, admit it, take a plan from the cache or make one, run it."""
 
 from __future__ import annotations
 
-import math
+import sys
+import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from .. import runtime
-from ..attention import (
-    VerifyShape,
-    attend_tiles,
-    check_heads,
-    check_positions,
-    check_verify,
-    draft_attend_rows,
-    write_kv,
-)
-from ..errors import InputError, NotAdmitted
+from ..attention import VerifyShape, check_heads, check_positions, check_verify, draft_attend_rows, write_kv
+from ..errors import InputError
+from ..layout import TILE, tiles
 from ..runtime import Device
-from . import counters, evidence
-from .admission import Decision, admit
+from . import counters
+from .admission import Decision
+from .plan import Plan, decide
 from .request import AttendRequest
-from .routes import route as route_named
 
 OnDecision = Callable[[Decision], None]
 
@@ -38,6 +30,7 @@ def attend(
     v_cache: Any,
     positions: Any,
     *,
+    ctx: int | None = None,
     route: str = "auto",
     out: Any = None,
     device: Device | str | None = None,
@@ -54,10 +47,13 @@ def attend(
     Args:
         q: float32 [rows, n_heads, head_dim], C-contiguous.
         k_cache, v_cache: uint8 [capacity, n_kv_heads, head_dim // 32, 34].
-        positions: int32 [rows], the cache slot of each row; -1 sees no key and gives zeros.
+        positions: int32 [rows], the cache slot of each row; -1 sees no key and gives zeros. In host memory, or on the
+            device; there they are read back, which waits for the device, unless `ctx` is given.
+        ctx: keys the last row sees. With it, positions on a GPU are taken as they are: the rows must be a chain (or a
+            tree), and a row that sees more than `ctx` comes out as NaN.
         route: "auto", or a route to insist on.
         out: float32, the shape of q; allocated when None.
-        device: where the arrays live; the host by default.
+        device: where the arrays live; found from q by default.
         scale: of the scores; 1 / sqrt(head_dim) by default.
         tree_bias: float32 [rows, block_cols], added to the scores of the last block_cols keys; every row then sees
             the keys 0 .. positions[0] + block_cols - 1.
@@ -72,12 +68,18 @@ def attend(
         InputError: an argument is not legal; nothing was launched.
         NotAdmitted: no route may run this, or not the one asked for; the message lists the failing checks.
     """
-    on = _device(device)
-    shape = check_verify(on, q, k_cache, v_cache, positions)
-    where = on.to_host(positions)
-    ctx = check_positions(where, shape.capacity)
+    on = _device(device, q)
+    shape = check_verify(on, q, k_cache, v_cache)
+    where = _known_positions(on, positions, ctx)
+    if where is not None:
+        ctx = check_positions(where, shape.rows, shape.capacity)
+    layout = "chain"
+    block_cols = 0
     if tree_bias is not None:
-        ctx = _check_tree(on, tree_bias, shape, int(where[0]), window)
+        layout, block_cols = "tree", _check_tree(on, tree_bias, shape, where, window)
+        ctx = ctx if where is None else int(where[0]) + block_cols
+    elif where is not None and bool((np.diff(where) != 1).any()):
+        layout = "independent"
     request = AttendRequest(
         arch=on.arch.name,
         workload="verify",
@@ -87,31 +89,21 @@ def attend(
         n_kv_heads=shape.n_kv_heads,
         rows=shape.rows,
         logical_ctx=ctx,
-        layout=_layout(where, tree_bias),
+        layout=layout,
         capturing=capturing,
         recording=recording,
         window=window,
     )
-    decision = _decide(request, route, on_decision)
-    name = _recheck(decision, on, shape, where, capturing, recording)
-    out = _output(on, out, (shape.rows, shape.n_heads, shape.head_dim))
-    attend_tiles(
-        route_named(name).variant(request),
-        on,
-        q,
-        k_cache,
-        v_cache,
-        positions,
-        out,
-        # A captured launch must stay right as the context grows: its grid covers the whole cache.
-        ctx=shape.capacity if capturing or recording else ctx,
-        scale=scale,
-        tree_bias=tree_bias,
-        window=window,
-        stream=stream,
+    decision = decide(request, route)
+    if on_decision is not None:
+        on_decision(decision)
+    to = _output(on, out, (shape.rows, shape.n_heads, shape.head_dim))
+    prepared = _plan_for(decision, on, shape, block_cols, stream)
+    fixed = capturing or recording
+    prepared.run(
+        q, k_cache, v_cache, positions, to, stream=stream, ctx=None if fixed else ctx, scale=scale, tree_bias=tree_bias
     )
-    counters.count_route(name)
-    return out
+    return to if out is not None else _in_kind(to, q)
 
 
 def draft_attend(
@@ -140,7 +132,7 @@ def draft_attend(
     Returns:
         float32 [rows, n_heads, head_dim].
     """
-    on = _device(device)
+    on = _device(device, q)
     q_shape, k_shape = on.view("q", q).shape, on.view("k", k).shape
     if len(q_shape) != 3 or len(k_shape) != 3:
         raise InputError(
@@ -162,11 +154,13 @@ def draft_attend(
         window=window,
         causal=causal,
     )
-    decision = _decide(request, route, on_decision)
-    out = _output(on, out, q_shape)
-    draft_attend_rows(on, q, k, v, out, scale=scale, window=window, causal=causal, stream=stream)
+    decision = decide(request, route)
+    if on_decision is not None:
+        on_decision(decision)
+    to = _output(on, out, q_shape)
+    draft_attend_rows(on, q, k, v, to, scale=scale, window=window, causal=causal, stream=stream)
     counters.count_route(str(decision.route))
-    return out
+    return to if out is not None else _in_kind(to, q)
 
 
 def kv_write(
@@ -179,27 +173,61 @@ def kv_write(
         k_cache, v_cache: uint8 [capacity, n_kv_heads, head_dim // 32, 34].
         positions: int32 [rows], distinct, inside the capacity.
     """
-    on = _device(device)
-    cache = on.view("k_cache", k_cache)
-    where = on.view("positions", positions)
-    if where.dtype != "i32" or len(where.shape) != 1 or not where.shape[0]:
-        raise InputError(f"positions has dtype {where.dtype} and shape {where.shape}; required: i32 [rows], rows > 0")
-    slots = on.to_host(positions)
-    check_positions(slots, cache.shape[0], least=0)
+    on = _device(device, k_cache)
+    cache, new = on.view("k_cache", k_cache), on.view("k", k)
+    slots = on.to_host(positions) if not isinstance(positions, np.ndarray) else positions
+    check_positions(slots, new.shape[0], cache.shape[0], least=0)
     taken, times = np.unique(slots, return_counts=True)
     if times.max() > 1:
         raise InputError(f"positions holds {taken[times.argmax()]} twice; required: a cache slot of its own for each row")
-    write_kv(on, k, v, k_cache, v_cache, positions, stream=stream)
+    at = on.to_device(positions) if isinstance(positions, np.ndarray) else positions
+    write_kv(on, k, v, k_cache, v_cache, at, stream=stream)
 
 
-def _device(device: Device | str | None) -> Device:
-    if device is None or isinstance(device, str):
-        return runtime.device(device or "host")
-    return device
+WORKSPACE_LIMIT = 1 << 30
+"""Bytes of workspace that cached plans may hold together; the least recently used go first."""
+
+_plans: OrderedDict[tuple[Any, ...], Plan] = OrderedDict()
+_plans_lock = threading.Lock()
 
 
-def _check_tree(device: Device, tree_bias: Any, shape: VerifyShape, start: int, window: int) -> int:
-    """Refuse a tree the kernel cannot honour; return the context its rows see."""
+def _plan_for(decision: Decision, device: Device, shape: VerifyShape, block_cols: int, stream: Any) -> Plan:
+    """A plan that covers the request. Two streams or threads never share one, since a plan has one workspace."""
+    fixed = decision.request.capturing or decision.request.recording
+    ctx = shape.capacity if fixed else int(decision.request.logical_ctx or 0)
+    # Plans for contexts up to a power of two of tiles, so that a growing context finds the same one.
+    covered = TILE << (tiles(ctx) - 1).bit_length()
+    owner = (threading.get_ident(), str(getattr(stream, "handle", stream)))
+    key = (decision.route, decision.request.layout, bool(decision.request.window), fixed, device, shape, covered, block_cols, owner)
+    with _plans_lock:
+        found = _plans.pop(key, None)
+    prepared = found or Plan(decision, device, shape, covered, block_cols)
+    prepared.decision = decision
+    with _plans_lock:
+        _plans[key] = prepared
+        while len(_plans) > 1 and sum(p.workspace_bytes for p in _plans.values()) > WORKSPACE_LIMIT:
+            _plans.popitem(last=False)
+    return prepared
+
+
+def _device(device: Device | str | None, array: Any) -> Device:
+    if device is None:
+        return runtime.device_of(array)
+    return runtime.device(device) if isinstance(device, str) else device
+
+
+def _known_positions(device: Device, positions: Any, ctx: int | None) -> npt.NDArray[Any] | None:
+    """The positions as numpy, or None where the caller vouches for them with a context."""
+    if isinstance(positions, np.ndarray):
+        return positions
+    if ctx is not None:
+        return None
+    device.view("positions", positions)
+    return device.to_host(positions)
+
+
+def _check_tree(device: Device, tree_bias: Any, shape: VerifyShape, where: npt.NDArray[Any] | None, window: int) -> int:
+    """Refuse a tree the kernel cannot honour; return its columns."""
     view = device.view("tree_bias", tree_bias)
     if view.dtype != "f32" or len(view.shape) != 2 or view.shape[0] != shape.rows or not view.shape[1]:
         raise InputError(
@@ -207,59 +235,13 @@ def _check_tree(device: Device, tree_bias: Any, shape: VerifyShape, start: int, 
         )
     if window:
         raise InputError(f"window is {window} with a tree_bias; required: one of the two")
-    if start < 0 or start + view.shape[1] > shape.capacity:
+    columns = int(view.shape[1])
+    if where is not None and not 0 <= int(where[0]) <= shape.capacity - columns:
+        start = int(where[0])
         raise InputError(
-            f"the tree covers cache slots {start} .. {start + view.shape[1] - 1}; required: 0 .. {shape.capacity - 1}"
+            f"the tree covers cache slots {start} .. {start + columns - 1}; required: 0 .. {shape.capacity - 1}"
         )
-    return start + int(view.shape[1])
-
-
-def _layout(positions: np.ndarray[Any, Any], tree_bias: Any) -> str:
-    if tree_bias is not None:
-        return "tree"
-    return "chain" if bool((np.diff(positions) == 1).all()) else "independent"
-
-
-def _decide(request: AttendRequest, route: str, on_decision: OnDecision | None) -> Decision:
-    decision = admit(request, route_name=route)
-    if decision.route is None:
-        raise NotAdmitted(f"no route may run this request\n{decision.explain()}", decision)
-    if on_decision is not None:
-        on_decision(decision)
-    return decision
-
-
-def _recheck(
-    decision: Decision, device: Device, shape: VerifyShape, positions: np.ndarray[Any, Any], capturing: bool, recording: bool
-) -> str:
-    """The route to launch: the admitted one, or the established one if the launcher refuses it."""
-    name = str(decision.route)
-    if not name.startswith("rows"):
-        return name
-    reason = _multirow_refusal(int(name[4:]), device, shape, positions, capturing or recording)
-    if reason is None:
-        return name
-    if decision.fallback is None:
-        raise NotAdmitted(f"the launcher refuses {name} ({reason}) and no established route may run", decision)
-    counters.count_drift(name, reason, decision.fallback)
-    return decision.fallback
-
-
-def _multirow_refusal(
-    group: int, device: Device, shape: VerifyShape, positions: np.ndarray[Any, Any], captured: bool
-) -> str | None:
-    """Why the multi-row launcher will not run on these arrays, or None."""
-    if evidence.find(device.arch.name, f"rows{group}", shape.head_dim) is None:
-        return f"no evidence for {device.arch.name}"
-    if captured:
-        return "its grid follows the live context, which a captured launch cannot"
-    if shape.head_dim not in (128, 256):
-        return f"head_dim {shape.head_dim} has no multi-row kernel"
-    if not group <= shape.rows <= 32:
-        return f"{shape.rows} rows are not {group} .. 32"
-    if int(positions[-1]) - int(positions[0]) != shape.rows - 1 or bool((positions[1:] <= positions[:-1]).any()):
-        return "the positions are not consecutive"
-    return None
+    return columns
 
 
 def _output(device: Device, out: Any, shape: tuple[int, ...]) -> Any:
@@ -272,3 +254,11 @@ def _output(device: Device, out: Any, shape: tuple[int, ...]) -> Any:
     if not view.writable:
         raise InputError("out is read-only; the kernel writes it")
     return out
+
+
+def _in_kind(result: Any, like: Any) -> Any:
+    """The result as an array of the library that `like` comes from, through DLPack, without a copy."""
+    if type(like) is type(result):
+        return result
+    library = sys.modules[type(like).__module__.partition(".")[0]]
+    return library.from_dlpack(result)

@@ -33,7 +33,7 @@ from .q8_0 import dequantize_q8_0, quantize_q8_0
 if TYPE_CHECKING:
     from .builder import Artifact, build
     from .runtime import Device, device, devices
-    from .dispatch import attend, draft_attend, kv_write
+    from .dispatch import attend, draft_attend, kv_write, plan
     from .binding import launch
 
 __version__ = "0.1.0"
@@ -48,6 +48,7 @@ _LATE = {
     "attend": "dispatch",
     "draft_attend": "dispatch",
     "kv_write": "dispatch",
+    "plan": "dispatch",
 }
 """Public names that are imported at first use, and the module each lives in."""
 
@@ -78,6 +79,7 @@ __all__ = [
     "families",
     "kv_write",
     "launch",
+    "plan",
     "quantize_q8_0",
     "reference",
 ]

@@ -47,6 +47,8 @@ _TABLE = (
     Arch("gfx1151", "amd"),
     Arch("gfx1200", "amd"),
     Arch("gfx1201", "amd"),
+    # 48 KiB is what a block may declare statically; registers are allotted by the multiprocessor, not by a SIMD.
+    Arch("sm_90", "nvidia", lds_bytes=48 * 1024, lds_pool_bytes=228 * 1024, vgpr_file=0, vgpr_granule=0, max_waves=16),
     # The host runs a block at a time on each core: LDS and workgroup limits are the GPUs', so that a
     # kernel which passes here fits there; registers have no meaning.
     Arch("host", "host", vgpr_file=0, vgpr_granule=0, max_waves=0),

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from .runtime import Device
+from .binding import BoundLaunch, bind, kernel, launch, run
 from .errors import InputError
 from .family import Variant
 from .kernels import families
-from .binding import launch
-from .layout import MAX_HEAD_DIM, Q8_BLOCK, Q8_BYTES, Q8_MAX, partials_shape, tiles
+from .layout import MAX_HEAD_DIM, Q8_BLOCK, Q8_BYTES, Q8_MAX, kv_cache_shape, partials_shape, tiles
+from .runtime import Device, View
 
 PARTIALS_ROWS = 16
 """Query rows whose partials are held at once; more rows go in sub-batches. One speculative block of 16 in one go."""
@@ -34,21 +35,20 @@ class VerifyShape:
     capacity: int
 
 
-def check_verify(device: Device, q: Any, k_cache: Any, v_cache: Any, positions: Any) -> VerifyShape:
+def check_verify(device: Device, q: Any, k_cache: Any, v_cache: Any) -> VerifyShape:
     """Check the arrays of a verify-attention call.
 
     Args:
         q: float32 [rows, n_heads, head_dim], at least one row.
         k_cache, v_cache: uint8 [capacity, n_kv_heads, head_dim // 32, 34].
-        positions: int32 [rows].
 
     Raises:
         InputError: naming the argument, what was seen and what is legal.
     """
     rows, n_heads, head_dim = _shape(device, "q", q, "f32", "[rows][n_heads][head_dim]", 3)
-    k_shape = _shape(device, "k_cache", k_cache, "u8", f"[capacity][n_kv_heads][head_dim / 32][{Q8_BYTES}]", 4)
-    v_shape = _shape(device, "v_cache", v_cache, "u8", f"[capacity][n_kv_heads][head_dim / 32][{Q8_BYTES}]", 4)
-    (n_positions,) = _shape(device, "positions", positions, "i32", "[rows]", 1)
+    layout = f"[capacity][n_kv_heads][head_dim / {Q8_BLOCK}][{Q8_BYTES}]"
+    k_shape = _shape(device, "k_cache", k_cache, "u8", layout, 4)
+    v_shape = _shape(device, "v_cache", v_cache, "u8", layout, 4)
     check_heads(rows, n_heads, k_shape[1], head_dim)
     if k_shape[3] != Q8_BYTES:
         raise InputError(f"k_cache has shape {k_shape}; required: a last extent of {Q8_BYTES}, one Q8_0 block")
@@ -56,8 +56,6 @@ def check_verify(device: Device, q: Any, k_cache: Any, v_cache: Any, positions: 
         raise InputError(f"k_cache has shape {k_shape}; required: {head_dim // Q8_BLOCK} blocks for head_dim {head_dim}")
     if v_shape != k_shape:
         raise InputError(f"v_cache has shape {v_shape}; required: the shape of k_cache, {k_shape}")
-    if n_positions != rows:
-        raise InputError(f"positions has {n_positions} entries; required: one for each of the {rows} rows of q")
     return VerifyShape(rows, n_heads, k_shape[1], head_dim, k_shape[0])
 
 
@@ -71,11 +69,13 @@ def check_heads(rows: int, n_heads: int, n_kv_heads: int, head_dim: int) -> None
         raise InputError(f"n_heads is {n_heads} with {n_kv_heads} KV heads; required: a positive multiple of the KV heads")
 
 
-def check_positions(positions: np.ndarray[Any, np.dtype[np.int32]], capacity: int, *, least: int = -1) -> int:
-    """Refuse a position outside the cache; return the live context, the largest position + 1.
+def check_positions(positions: npt.NDArray[Any], rows: int, capacity: int, *, least: int = -1) -> int:
+    """Refuse positions of another dtype or number, or outside the cache; return the live context, the largest + 1.
 
     A position of -1 sees no key (its output row is zero); writing needs `least` 0.
     """
+    if positions.dtype != np.int32 or positions.shape != (rows,):
+        raise InputError(f"positions has dtype {positions.dtype} and shape {positions.shape}; required: int32 ({rows},)")
     low, high = int(positions.min()), int(positions.max())
     if low < least or high >= capacity:
         wrong = low if low < least else high
@@ -83,53 +83,114 @@ def check_positions(positions: np.ndarray[Any, np.dtype[np.int32]], capacity: in
     return high + 1
 
 
-def attend_tiles(
-    variant: Variant,
-    device: Device,
-    q: Any,
-    k_cache: Any,
-    v_cache: Any,
-    positions: Any,
-    out: Any,
-    *,
-    ctx: int,
-    scale: float | None = None,
-    tree_bias: Any = None,
-    window: int = 0,
-    partials: Any = None,
-    stream: Any = None,
-) -> None:
-    """Run a tile family and the reducer, in sub-batches of as many rows as the partials hold.
+class TilePlan:
+    """A tile family and the reducer, ready to run: built, loaded, workspace allocated, arguments packed.
+
+    A plan has one workspace: it is for one stream, and one thread, at a time.
 
     Args:
         variant: of `attention_flash_q8_0_tile_batched` or `attention_flash_q8_0_rows`.
-        out: float32, the shape of q; written.
-        ctx: keys that the grid and the partials stride cover: the live context, or the capacity for a captured launch.
-        tree_bias: float32 [rows, block_cols] for a variant with mask="tree".
-        window: keys a row sees, for a variant with mask="window".
-        partials: workspace, float32 `partials_shape(n, ...)`, n of any size; allocated when None.
+        shape: of every call.
+        max_ctx: keys that the workspace covers.
+        block_cols: columns of the tree bias, for a variant with mask="tree".
+        partials: the workspace, float32 `partials_shape(n, ...)` for any n; allocated when None.
     """
-    shape = check_verify(device, q, k_cache, v_cache, positions)
-    max_tiles = tiles(ctx)
-    if partials is None:
-        held = min(shape.rows, PARTIALS_ROWS)
-        partials = device.empty(partials_shape(held, shape.n_heads, max_tiles, shape.head_dim), np.float32)
-    step = partials.shape[0]
-    mask = dict(variant.params).get("mask", "causal")
-    masking = {"tree": {"tree_bias": tree_bias}, "window": {"window": window}, "causal": {}}[mask]
-    merging = {"block_cols": tree_bias.shape[1]} if mask == "tree" else {}
-    reducer = families()["attention_flash_reduce_batched"].variant(head_dim=shape.head_dim, tree=mask == "tree")
-    factor = 1 / math.sqrt(shape.head_dim) if scale is None else scale
-    for first_row in range(0, shape.rows, step):
-        batch = min(step, shape.rows - first_row)
-        launch(
-            variant, device, stream=stream, q=q, k_cache=k_cache, v_cache=v_cache, positions=positions,
-            partials=partials, first_row=first_row, batch=batch, live_tiles=max_tiles, scale=factor, **masking,
-        )  # fmt: skip
-        launch(
-            reducer, device, stream=stream, partials=partials, positions=positions, out=out,
-            first_row=first_row, batch=batch, **merging,
-        )  # fmt: skip
+
+    def __init__(
+        self,
+        variant: Variant,
+        device: Device,
+        shape: VerifyShape,
+        max_ctx: int,
+        *,
+        block_cols: int = 0,
+        partials: Any = None,
+    ) -> None:
+        self.device, self.shape = device, shape
+        self.mask = dict(variant.params).get("mask", "causal")
+        wanted = partials_shape(min(shape.rows, PARTIALS_ROWS), shape.n_heads, tiles(max_ctx), shape.head_dim)
+        self.partials = device.empty(wanted, np.float32) if partials is None else partials
+        held = device.view("partials", self.partials)
+        if held.dtype != "f32" or held.shape[1:] != wanted[1:] or not held.shape[0]:
+            raise InputError(f"partials has dtype {held.dtype} and shape {held.shape}; required: f32 {('rows', *wanted[1:])}")
+        self.max_ctx = max_ctx
+        self.workspace_bytes = 4 * math.prod(held.shape)
+        reducer = families()["attention_flash_reduce_batched"].variant(
+            head_dim=shape.head_dim, tree=self.mask == "tree"
+        )
+        for part in (variant, reducer):
+            kernel(part, device)
+        self._batches = [
+            self._bind(variant, reducer, held, first, min(held.shape[0], shape.rows - first), block_cols)
+            for first in range(0, shape.rows, held.shape[0])
+        ]
+
+    def _bind(
+        self, variant: Variant, reducer: Variant, partials: View, first_row: int, batch: int, block_cols: int
+    ) -> tuple[BoundLaunch, BoundLaunch]:
+        s = self.shape
+        cache = View(0, kv_cache_shape(s.capacity, s.n_kv_heads, s.head_dim), "u8", False, "uint8")
+        rows = View(0, (s.rows, s.n_heads, s.head_dim), "f32", True, "float32")
+        positions = View(0, (s.rows,), "i32", False, "int32")
+        tree = {"tree_bias": View(0, (s.rows, block_cols), "f32", False, "float32")} if self.mask == "tree" else {}
+        common = {"first_row": first_row, "batch": batch}
+        tile = bind(
+            variant,
+            {"q": rows, "k_cache": cache, "v_cache": cache, "positions": positions, "partials": partials, **tree},
+            **common,
+            live_tiles=1,
+            scale=1.0,
+            **({"window": 1} if self.mask == "window" else {}),
+        )
+        views = {"partials": partials, "positions": positions, "out": rows}
+        merge = bind(reducer, views, **common, live_tiles=1, **({"block_cols": block_cols} if tree else {}))
+        return tile, merge
+
+    def run(
+        self,
+        q: Any,
+        k_cache: Any,
+        v_cache: Any,
+        positions: Any,
+        out: Any,
+        *,
+        ctx: int | None = None,
+        scale: float | None = None,
+        tree_bias: Any = None,
+        window: int = 0,
+        stream: Any = None,
+    ) -> None:
+        """Launch. A row that sees more keys than `ctx` covers comes out as NaN, never as a plausible number.
+
+        Args:
+            q, k_cache, v_cache, positions, out: arrays of the planned shapes on the device; `out` is written.
+            ctx: keys the longest row may see; the grid covers these. All that the workspace covers when None.
+        """
+        covered = self.max_ctx if ctx is None else ctx
+        if not 0 <= covered <= self.max_ctx:
+            raise InputError(f"ctx is {covered}; the plan's workspace covers {self.max_ctx} keys")
+        arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "positions": positions}
+        if self.mask == "tree":
+            arrays["tree_bias"] = tree_bias
+        views = {name: self.device.view(name, array) for name, array in arrays.items()}
+        to = self.device.view("out", out)
+        if not to.writable:
+            raise InputError("out is read-only; the kernel writes it")
+        factor = 1 / math.sqrt(self.shape.head_dim) if scale is None else scale
+        if not math.isfinite(factor):
+            raise InputError(f"scale is {factor}; required: a finite number")
+        for tile, merge in self._batches:
+            for name, view in views.items():
+                tile.point(name, view)
+            merge.point("positions", views["positions"])
+            merge.point("out", to)
+            tile.set("live_tiles", tiles(covered))
+            tile.set("scale", factor)
+            if self.mask == "window":
+                tile.set("window", window)
+            merge.set("live_tiles", tiles(covered))
+            run(tile, self.device, stream)
+            run(merge, self.device, stream)
 
 
 def draft_attend_rows(
@@ -185,13 +246,14 @@ def write_kv(
     blocks = _shape(device, "k_cache", k_cache, "u8", f"[capacity][n_kv_heads][head_dim / 32][{Q8_BYTES}]", 4)[2]
     if blocks * Q8_BLOCK != head_dim:
         raise InputError(f"k_cache has {blocks} blocks a head; required: {head_dim // Q8_BLOCK} for head_dim {head_dim}")
-    for name, rows_of in (("k", k), ("v", v)):
-        _check_quantizable(name, device.to_host(rows_of))
+    for name, new in (("k", k), ("v", v)):
+        if isinstance(new, np.ndarray):
+            _check_quantizable(name, new)
     variant = families()["kv_cache_write_q8_0_batched"].variant(pair=True)
     launch(variant, device, stream=stream, k=k, v=v, k_cache=k_cache, v_cache=v_cache, positions=positions)
 
 
-def _check_quantizable(name: str, rows: np.ndarray[Any, Any]) -> None:
+def _check_quantizable(name: str, rows: npt.NDArray[Any]) -> None:
     """Refuse values that Q8_0 has no code for; a scale of NaN in the cache would spoil every later row."""
     largest = np.abs(rows).max(initial=0.0)
     if not largest <= Q8_MAX:

@@ -1,17 +1,22 @@
-"""From arrays to a launch: check them against the declaration, fill in the scalars, pack the kernel arguments."""
+"""From arrays to a launch: check them against the declaration, fill in the scalars, pack the kernel arguments.
+
+`launch` does it all at once. A plan binds once and then only swaps pointers: `BoundLaunch.point`.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 from .builder import build
-from .runtime import Device, View
 from .errors import InputError
 from .family import Scalar, Tensor, Variant
+from .runtime import Device, View
 
 _CTYPES: dict[str, Any] = {"f32": ctypes.c_float, "i32": ctypes.c_int}
 
@@ -26,58 +31,98 @@ class KernelArgs:
 
 @dataclass(frozen=True)
 class BoundLaunch:
-    """A launch with nothing left to decide. Holds no reference to the arrays: the caller keeps them alive."""
+    """A checked launch. Holds no reference to the arrays: the caller keeps them alive.
+
+    Attributes:
+        slots: the argument values by name, for `point` and `set`.
+        shapes: what each tensor had, and must have again, in `point`.
+        symbols: every extent and scalar, for the grid.
+    """
 
     variant: Variant
-    grid: tuple[int, int, int]
-    block: int
     args: KernelArgs
+    slots: dict[str, Any]
+    shapes: dict[str, tuple[str, tuple[int, ...]]]
+    symbols: SimpleNamespace
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """Blocks in x, y, z, from the symbols as they are now."""
+        return self.variant.family.grid(self.variant, self.symbols)
+
+    def point(self, name: str, view: View) -> None:
+        """Use another array of the same dtype and shape for a tensor."""
+        if (view.dtype, view.shape) != self.shapes[name]:
+            dtype, shape = self.shapes[name]
+            raise InputError(f"{name} has dtype {view.dtype} and shape {view.shape}; planned for {dtype} {shape}")
+        self.slots[name].value = view.pointer
+
+    def set(self, name: str, value: Any) -> None:
+        """Give another value to a scalar or an extent."""
+        setattr(self.symbols, name, value)
+        if name in self.slots:
+            self.slots[name].value = value
 
 
-def bind(variant: Variant, device: Device, **values: Any) -> BoundLaunch:
+def bind(variant: Variant, views: Mapping[str, View], **scalars: Any) -> BoundLaunch:
     """Check every argument of a launch against the variant's declaration.
 
     Args:
-        values: an array for each declared tensor, a number for each declared scalar and extent. A scalar that shares
-            its name with a shape symbol need not be given.
+        views: one for each declared tensor.
+        scalars: a number for each declared scalar and extent. One that shares its name with a shape symbol need not
+            be given.
 
     Raises:
-        InputError: an argument is missing, unknown, of another dtype, rank, shape or device, read-only but written,
-            or a scalar does not fit its type.
+        InputError: an argument is missing, unknown, of another dtype, rank or shape, read-only but written, or a
+            scalar does not fit its type.
     """
     symbols: dict[str, tuple[int, str]] = {}
-    pointers: dict[str, int] = {}
-    for arg in variant.args:
-        if isinstance(arg, Tensor):
-            view = device.view(arg.name, _given(variant, values, arg.name))
-            _check_tensor(arg, view, symbols)
-            pointers[arg.name] = view.pointer
-    scalars = _scalars(variant, values, symbols)
-    known = {name: size for name, (size, _) in symbols.items()} | scalars
-    packed: list[Any] = [
-        ctypes.c_void_p(pointers[arg.name]) if isinstance(arg, Tensor) else _CTYPES[arg.dtype](known[arg.name])
+    tensors = [arg for arg in variant.args if isinstance(arg, Tensor)]
+    for arg in tensors:
+        _check_tensor(arg, _given(variant, views, arg.name), symbols)
+    sizes = {name: size for name, (size, _) in symbols.items()}
+    known = sizes | _scalars(variant, {**views, **scalars}, sizes)
+    slots = {
+        arg.name: ctypes.c_void_p(views[arg.name].pointer)
+        if isinstance(arg, Tensor)
+        else _CTYPES[arg.dtype](known[arg.name])
         for arg in variant.args
-    ]
-    grid = variant.family.grid(variant, SimpleNamespace(**known))
-    return BoundLaunch(variant, grid, variant.family.block, KernelArgs(packed))
+    }
+    shapes = {arg.name: (arg.dtype, views[arg.name].shape) for arg in tensors}
+    return BoundLaunch(variant, KernelArgs(list(slots.values())), slots, shapes, SimpleNamespace(**known))
 
 
 def launch(variant: Variant, device: Device, *, stream: Any = None, **values: Any) -> None:
     """Check, build (or take from the cache), load and launch a variant. A grid with no block launches nothing.
+
+    Args:
+        values: an array of the device for each declared tensor, a number for each scalar and extent.
 
     Raises:
         InputError: see `bind`.
         ToolchainError: the variant cannot be built for the device's arch.
         DeviceError: the launch failed.
     """
-    bound = bind(variant, device, **values)
-    if 0 in bound.grid:
-        return
-    kernel = device.load(build(variant, device.arch.name))
-    device.launch(kernel, bound.grid, bound.block, bound.args, stream)
+    names = [arg.name for arg in variant.args if isinstance(arg, Tensor)]
+    views = {name: device.view(name, _given(variant, values, name)) for name in names}
+    bound = bind(variant, views, **{name: value for name, value in values.items() if name not in views})
+    run(bound, device, stream)
 
 
-def _given(variant: Variant, values: dict[str, Any], name: str) -> Any:
+def run(bound: BoundLaunch, device: Device, stream: Any = None) -> None:
+    """Launch what is bound, on a device its arrays live on."""
+    grid = bound.grid
+    if 0 not in grid:
+        device.launch(kernel(bound.variant, device), grid, bound.variant.family.block, bound.args, stream)
+
+
+@functools.lru_cache(maxsize=1024)
+def kernel(variant: Variant, device: Device) -> Any:
+    """The variant, built and loaded. Once a process: a template edited later is seen by `build`, not by this."""
+    return device.load(build(variant, device.arch.name, device.toolchain))
+
+
+def _given(variant: Variant, values: Mapping[str, Any], name: str) -> Any:
     if name not in values:
         raise InputError(f"{variant.name} needs {name}=; it takes {', '.join(_names(variant))}")
     return values[name]
@@ -102,19 +147,16 @@ def _check_tensor(arg: Tensor, view: View, symbols: dict[str, tuple[int, str]]) 
         raise InputError(f"{arg.name} is read-only; the kernel writes it")
 
 
-def _scalars(variant: Variant, values: dict[str, Any], symbols: dict[str, tuple[int, str]]) -> dict[str, Any]:
+def _scalars(variant: Variant, values: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
     unknown = sorted(set(values) - set(_names(variant)))
     if unknown:
         raise InputError(f"{variant.name} takes no {', '.join(unknown)}; it takes {', '.join(_names(variant))}")
     scalars: dict[str, Any] = {}
     for arg in variant.args:
-        if not isinstance(arg, Scalar):
-            continue
-        if arg.name not in values and arg.name in symbols:
-            scalars[arg.name] = symbols[arg.name][0]
-        else:
-            scalars[arg.name] = _given(variant, values, arg.name)
-        _check_scalar(arg, scalars[arg.name])
+        if isinstance(arg, Scalar):
+            derived = arg.name not in values and arg.name in sizes
+            scalars[arg.name] = sizes[arg.name] if derived else _given(variant, values, arg.name)
+            _check_scalar(arg, scalars[arg.name])
     return scalars | {name: int(_given(variant, values, name)) for name in variant.family.extents}
 
 

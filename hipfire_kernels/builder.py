@@ -81,7 +81,7 @@ def build(
     """
     target = lookup(arch)
     source = variant.source(target.name)
-    compiler = toolchain if isinstance(toolchain, Toolchain) else choose(target, toolchain)
+    compiler = choose(target, toolchain)
     identity = compiler.identity(target)
     # The arch's whole row and the fields of the report: both shape the resources that an entry holds.
     key = artifact_key(
@@ -93,7 +93,7 @@ def build(
         list(compiler.options(target)),
         list(FIELDS),
     )
-    store = cache or default_cache()
+    store = default_cache() if cache is None else cache
     make = functools.partial(_compile, variant, target, compiler, identity, source, key)
     entry, cached = store.get_or_build(key, target.name, make)
     return Artifact(

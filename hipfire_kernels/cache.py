@@ -124,14 +124,19 @@ class ArtifactCache:
 
     def get(self, key: str, arch: str) -> Entry | None:
         """The entry, or None when it is absent or is not sound."""
-        found = self._look(key, arch)
+        try:
+            found = self._look(key, arch)
+        except BadEntry as bad:
+            self._count("corrupt")
+            _log.info("cache entry %s %s; it is compiled anew", self.entry_path(key), bad)
+            found = None
         self._count("misses" if found is None else "hits")
         return found
 
     def put(self, entry: Entry) -> None:
         """Keep an entry in memory and publish it on disk. A disk that refuses is reported, not raised."""
         self._keep(entry)
-        path = self._entry_path(entry.key)
+        path = self.entry_path(entry.key)
         try:
             self._make_folder(path.parent)
             if path.is_dir() and not path.is_symlink():
@@ -141,8 +146,7 @@ class ArtifactCache:
             self._degrade(error)
 
     def get_or_build(self, key: str, arch: str, make: Callable[[], Entry]) -> tuple[Entry, bool]:
-        """The entry, and whether it was found rather than made. Of many processes that ask at once, one makes
-        it.
+        """The entry, and whether it was found rather than made. Of many that ask at once, one makes it.
 
         Raises:
             Exception: whatever `make` raises; nothing is stored then.
@@ -151,7 +155,8 @@ class ArtifactCache:
         if found is not None:
             return found, True
         with self._builder_lock(key):
-            found = self._look(key, arch)
+            with contextlib.suppress(BadEntry):
+                found = self._look(key, arch)
             if found is not None:
                 self._count("hits")
                 return found, True
@@ -163,7 +168,7 @@ class ArtifactCache:
     def entries(self) -> Iterator[Entry]:
         """Every sound entry on disk, in the order of their keys."""
         for path in self._entry_files():
-            with contextlib.suppress(BadEntry, OSError):
+            with contextlib.suppress(BadEntry, FileNotFoundError):
                 yield _read(path)
 
     def verify(self) -> list[Finding]:
@@ -177,8 +182,8 @@ class ArtifactCache:
                 _read(path)
             except FileNotFoundError:
                 continue  # cleared by another process since it was listed
-            except (BadEntry, OSError) as error:
-                findings.append(Finding(path, str(error)))
+            except BadEntry as bad:
+                findings.append(Finding(path, str(bad)))
         for path in self._files("artifacts", TEMPORARY + "*"):
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > _STALE_S:
@@ -186,8 +191,7 @@ class ArtifactCache:
         return findings
 
     def clear(self) -> int:
-        """Remove all that the library wrote here and forget what is in memory. Returns the number of entries
-        removed.
+        """Remove all that the library wrote here. Returns the number of entries removed.
 
         Other processes may go on using the folder: what they publish later simply appears.
         """
@@ -205,7 +209,8 @@ class ArtifactCache:
         shutil.rmtree(self.path / ZIG, ignore_errors=True)
         return len(entries)
 
-    def _entry_path(self, key: str) -> Path:
+    def entry_path(self, key: str) -> Path:
+        """Where the entry is, or would be."""
         return self.path / "artifacts" / (key + _SUFFIX)
 
     def _entry_files(self) -> list[Path]:
@@ -225,21 +230,21 @@ class ArtifactCache:
                 self._memory.popitem(last=False)
 
     def _look(self, key: str, arch: str) -> Entry | None:
+        """The entry from memory or disk; None when there is none.
+
+        Raises:
+            BadEntry: something else is in its place.
+        """
         with self._mutex:
             entry = self._memory.get(key)
         if entry is not None and entry.arch == arch:
             return entry
-        path = self._entry_path(key)
         try:
-            entry = _read(path)
-            if entry.arch != arch:
-                raise BadEntry(f"is for {entry.arch}, not for {arch}")
+            entry = _read(self.entry_path(key))
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (BadEntry, OSError) as error:
-            self._count("corrupt")
-            _log.info("cache entry %s is not usable (%s); it is compiled anew", path, error)
-            return None
+        if entry.arch != arch:
+            raise BadEntry(f"is for {entry.arch}, not for {arch}")
         self._keep(entry)
         return entry
 
@@ -316,20 +321,25 @@ def _read(path: Path) -> Entry:
     """Read and check one entry.
 
     Raises:
-        BadEntry: it is not sound.
-        OSError: it is absent or cannot be read.
+        FileNotFoundError, NotADirectoryError: there is nothing.
+        BadEntry: there is something, but not a sound entry.
     """
-    # A FIFO in an entry's place would block a plain open for ever.
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise BadEntry("is not a regular file")
-    return _unpack(path.read_bytes(), path.name.removesuffix(_SUFFIX))
+    try:
+        # A FIFO in an entry's place would block a plain open for ever.
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise BadEntry("is not a regular file")
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except OSError as error:
+        raise BadEntry(f"cannot be read: {error}") from error
+    return _unpack(data, path.name.removesuffix(_SUFFIX))
 
 
 def _acquire(path: Path) -> FileLock | None:
     """Take the lock of a key. It is a flock: it dies with its holder, however that one ends.
 
-    Returns None after `_WAIT_LIMIT_S`: the holder lives but is stuck, and compiling twice beats waiting for
-    ever.
+    Returns None after `_WAIT_LIMIT_S`: the holder lives but is stuck, and to compile twice beats to wait on.
 
     Raises:
         OSError: the folder cannot be written, or the file system has no locks.

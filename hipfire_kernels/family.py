@@ -158,7 +158,7 @@ class Variant:
         return hash((self.family.name, self.params))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Variant) and (self.family.name, self.params) == (other.family.name, other.params)
+        return isinstance(other, Variant) and self.family is other.family and self.params == other.params
 
     def __repr__(self) -> str:
         return f"<Variant {self.name}>"

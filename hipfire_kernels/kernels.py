@@ -125,7 +125,7 @@ REDUCE = KernelFamily(
         _partials(v, writes=False),
         POSITIONS,
         _output(v),
-        *_ints("n_heads", "max_tiles", "first_row"),
+        *_ints("n_heads", "max_tiles", "live_tiles", "first_row"),
         *(_ints("block_cols") if v.tree else ()),
     ),
     extents=("batch",),

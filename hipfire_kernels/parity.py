@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import reference
-from .attention import attend_tiles, draft_attend_rows
+from .attention import TilePlan, check_verify, draft_attend_rows
 from .runtime import Device
 from .errors import InputError
 from .family import Variant
@@ -272,19 +272,17 @@ def run_attend(variant: Variant, case: Case, device: Device, rows: slice = slice
     ctx = case.ctx if i.tree_bias is None else int(i.positions[0]) + case.block_cols
     out = Guarded(device, q.shape)
     partials = Guarded(device, partials_shape(min(len(q), 16), case.n_heads, tiles(ctx), case.head_dim), fill=STALE)
-    attend_tiles(
-        variant,
-        device,
+    arrays = [
         _with_tail(device, q, np.nan),
         device.to_device(i.k_cache),
         device.to_device(i.v_cache),
         _with_tail(device, positions, 0x3FFFFFFF),
         out.array,
-        ctx=ctx,
-        tree_bias=None if i.tree_bias is None else device.to_device(i.tree_bias),
-        window=case.window,
-        partials=partials.array,
-    )
+    ]
+    shape = check_verify(device, *arrays[:3])
+    plan = TilePlan(variant, device, shape, ctx, block_cols=case.block_cols, partials=partials.array)
+    bias = None if i.tree_bias is None else device.to_device(i.tree_bias)
+    plan.run(*arrays, ctx=ctx, tree_bias=bias, window=case.window)
     return out.read(), [out, partials]
 
 
@@ -326,6 +324,7 @@ def _check_merge(variant: Variant, case: Case, device: Device) -> Result:
         partials=device.to_device(partials),
         positions=device.to_device(i.positions),
         out=out.array,
+        live_tiles=partials.shape[2],
         first_row=0,
         batch=case.rows,
         **extra,

@@ -17,7 +17,11 @@ from .archs import WAVE, Arch, arch
 from .errors import RenderError
 from .family import C_TYPES, Arg, Scalar, Tensor, Variant
 
-_DIALECT_PARTS = {"amd": ("dialect_amd.h", "wave.h"), "host": ("dialect_host.h",)}
+_DIALECT_PARTS = {
+    "amd": ("dialect_amd.h", "wave.h"),
+    "nvidia": ("dialect_nvidia.h", "wave.h"),
+    "host": ("dialect_host.h",),
+}
 """What a dialect is made of. `wave.h` builds the wave reductions from a lane exchange; the host has none."""
 
 

@@ -141,8 +141,8 @@ def read_resources(code: bytes, arch: Arch, entry: str) -> Resources:
     return Resources(
         vgprs=vgprs,
         sgprs=kernel[".sgpr_count"],
-        vgpr_spills=kernel[".vgpr_spill_count"],
-        sgpr_spills=kernel[".sgpr_spill_count"],
+        vgpr_spills=kernel.get(".vgpr_spill_count"),  # a compiler may leave out these two
+        sgpr_spills=kernel.get(".sgpr_spill_count"),
         scratch_bytes=kernel[".private_segment_fixed_size"],
         lds_bytes=lds,
         kernarg_bytes=kernel[".kernarg_segment_size"],

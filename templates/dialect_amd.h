@@ -5,7 +5,6 @@
 #define __shared__ __attribute__((shared))
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(threads) __attribute__((amdgpu_flat_work_group_size(1, threads)))
-#define INFINITY __builtin_inff()
 #endif
 #define SHARED(type, name, count, offset) __shared__ type name[count]
 

@@ -16,7 +16,6 @@
 #define __device__ static __attribute__((unused))
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(threads)
-#define INFINITY __builtin_inff()
 #define SHARED(type, name, count, offset) type* const name = (type*)(hk::block.lds + (offset))
 
 extern "C" {

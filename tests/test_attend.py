@@ -82,6 +82,51 @@ def test_a_captured_launch_covers_the_capacity() -> None:
     assert np.array_equal(hk.attend(**call, capturing=True), hk.attend(**call))
 
 
+def test_a_plan_runs_at_any_context_it_covers() -> None:
+    call = arguments()
+    request = AttendRequest(
+        arch="host", kv_format="q8_0", head_dim=64, n_heads=4, n_kv_heads=2, rows=5, logical_ctx=77, layout="chain",
+        capturing=False, recording=False,
+    )  # fmt: skip
+    plan = hk.plan(request, hk.device("host"))
+    assert plan.decision.route == "tile_batched"
+    assert plan.workspace_bytes == 4 * 5 * 4 * 1 * (2 + 64)
+    for last in (4, 39, 76):
+        call["positions"] = np.arange(last - 4, last + 1, dtype=np.int32)
+        call["k_cache"], call["v_cache"] = (np.nan_to_num(hk.dequantize_q8_0(call[n])) for n in ("k_cache", "v_cache"))
+        call["k_cache"], call["v_cache"] = (hk.quantize_q8_0(call[n]) for n in ("k_cache", "v_cache"))
+        out = np.full_like(call["q"], np.nan)
+        assert plan.run(**call, out=out) == "tile_batched"
+        assert worst_row(out, expected(call)) < 1e-5
+    with pytest.raises(InputError, match=r"q has dtype f32 and shape \(4, 4, 64\); planned for f32 \(5, 4, 64\)"):
+        plan.run(**{**call, "q": call["q"][:4]}, out=out)
+    with pytest.raises(InputError, match="positions holds 77"):
+        plan.run(**{**call, "positions": call["positions"] + 1}, out=out)
+    with pytest.raises(InputError, match="the request is for gfx1100, host is host"):
+        hk.plan(dataclasses.replace(request, arch="gfx1100"), hk.device("host"))
+    with pytest.raises(InputError, match="'draft'; a plan is for 'verify'"):
+        hk.plan(dataclasses.replace(request, workload="draft"), hk.device("host"))
+    with pytest.raises(NotAdmitted, match="no route may run"):
+        hk.plan(dataclasses.replace(request, kv_format="fp8"), hk.device("host"))
+
+
+def test_a_row_that_sees_more_than_the_launch_covers_is_nan() -> None:
+    i = inputs(Case(2, 300, 2, 1, 64))
+    call = {"q": i.q, "k_cache": i.k_cache, "v_cache": i.v_cache, "positions": i.positions}
+    device = hk.device("host")
+    plan = attention.TilePlan(
+        hk.families()["attention_flash_q8_0_tile_batched"].variant(head_dim=64, mask="causal"),
+        device,
+        attention.check_verify(device, i.q, i.k_cache, i.v_cache),
+        300,
+    )
+    out = np.zeros_like(i.q)
+    plan.run(**call, out=out, ctx=256)
+    assert np.isnan(out).all()
+    plan.run(**call, out=out, ctx=257)
+    assert worst_row(out, expected(call)) < 1e-5
+
+
 def test_kv_write_then_attend() -> None:
     rng = np.random.default_rng(3)
     k, v, q = (rng.standard_normal((6, 2, 64), np.float32) for _ in range(3))
@@ -139,17 +184,17 @@ def test_drift_runs_the_established_route_once(
     call = multirow_call()
     call["positions"] = call["positions"][::-1].copy()
     launched: list[str] = []
-    run = calls.attend_tiles
+    run = attention.run
 
-    def spy(variant: Any, *args: Any, **kwargs: Any) -> None:
-        launched.append(variant.family.name)
-        run(variant, *args, **kwargs)
+    def spy(bound: Any, *args: Any) -> None:
+        launched.append(bound.variant.family.name)
+        run(bound, *args)
 
-    monkeypatch.setattr(calls, "attend_tiles", spy)
-    monkeypatch.setattr(calls, "_layout", lambda positions, tree_bias: "chain")
+    monkeypatch.setattr(attention, "run", spy)
+    monkeypatch.setattr(calls, "AttendRequest", lambda **fields: AttendRequest(**{**fields, "layout": "chain"}))
     for _ in range(2):
         assert worst_row(hk.attend(**call), expected(call)) < 1e-5
-    assert launched == ["attention_flash_q8_0_tile_batched"] * 2
+    assert launched == ["attention_flash_q8_0_tile_batched", "attention_flash_reduce_batched"] * 2
     assert counters.snapshot()["routes"] == {"tile_batched": 2}
     assert counters.snapshot()["drift"] == {"rows8: the positions are not consecutive": 2}
     assert len([r for r in caplog.records if "rows8" in r.getMessage()]) == 1
@@ -161,12 +206,7 @@ def test_asking_for_a_closed_route_raises() -> None:
 
 
 def test_no_route_at_all_raises_with_every_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = AttendRequest
-
-    def foreign(**fields: Any) -> AttendRequest:
-        return original(**{**fields, "kv_format": "fp8"})
-
-    monkeypatch.setattr(calls, "AttendRequest", foreign)
+    monkeypatch.setattr(calls, "AttendRequest", lambda **fields: AttendRequest(**{**fields, "kv_format": "fp8"}))
     with pytest.raises(NotAdmitted, match="(?s)no route may run.*not tile_batched.*kv_format: 'fp8'"):
         hk.attend(**arguments())
 
@@ -187,7 +227,7 @@ BAD_ATTEND: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
     ("q", lambda c: c["q"][:, :3].copy(), "n_heads is 3 with 2 KV heads"),
     ("q", lambda c: c["q"][..., :46].copy(), "head_dim is 46; required: a multiple of 32"),
     ("q", lambda c: c["q"][..., :32].copy(), "required: 1 blocks for head_dim 32"),
-    ("q", lambda c: c["q"].tolist(), "q is a list; the host device takes numpy arrays"),
+    ("q", lambda c: c["q"].tolist(), "the device of a list cannot be found; pass device="),
     ("q", lambda c: _misaligned(c["q"]), "q is at an address that is not a multiple of 4"),
     ("k_cache", lambda c: c["k_cache"].view(np.int8), "k_cache has dtype int8; required: u8"),
     ("k_cache", lambda c: c["k_cache"][..., :33].copy(), "last extent of 34"),
@@ -195,8 +235,8 @@ BAD_ATTEND: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
     ("k_cache", lambda c: c["k_cache"][::2], "k_cache has strides"),
     ("k_cache", lambda c: _misaligned(c["k_cache"]), "k_cache is at an address that is not a multiple of 2"),
     ("v_cache", lambda c: c["v_cache"][:-1], "v_cache has shape .*required: the shape of k_cache"),
-    ("positions", lambda c: c["positions"].astype(np.int64), "positions has dtype int64; required: i32"),
-    ("positions", lambda c: c["positions"][:-1], "positions has 4 entries; required: one for each of the 5 rows"),
+    ("positions", lambda c: c["positions"].astype(np.int64), "positions has dtype int64 .*required: int32"),
+    ("positions", lambda c: c["positions"][:-1], r"positions has dtype int32 and shape \(4,\); required: int32 \(5,\)"),
     ("positions", lambda c: c["positions"] + 1000, "positions holds 1039; required: -1 .. 76"),
     ("positions", lambda c: c["positions"] - 100, "positions holds -65; required: -1 .. 76"),
     ("out", lambda c: np.zeros((5, 4, 32), np.float32), "out has dtype f32 and shape"),
@@ -243,7 +283,7 @@ def test_size_one_dimensions_with_odd_strides_are_contiguous() -> None:
         ({"positions": np.array([-1, 0], np.int32)}, "positions holds -1"),
         ({"positions": np.array([2, 2], np.int32)}, "positions holds 2 twice"),
         ({"positions": np.array([0, 1], np.int64)}, "positions has dtype int64"),
-        ({"positions": np.array([0], np.int32)}, "positions has shape"),
+        ({"positions": np.array([0], np.int32)}, r"positions has dtype int32 and shape \(1,\)"),
         ({"k": np.zeros((2, 2, 48), np.float32)}, "head_dim is 48"),
         ({"k": np.full((2, 2, 64), np.nan, np.float32)}, "k holds NaN, infinity"),
         ({"v": np.full((2, 2, 64), 1e9, np.float32)}, "v holds NaN, infinity or a magnitude above"),

@@ -127,7 +127,8 @@ class TestEntry:
     def test_reading_creates_nothing(self, tmp_path: Path) -> None:
         cache = ArtifactCache(tmp_path / "new")
         assert cache.get(KEY, "gfx1100") is None
-        assert cache.verify() == list(cache.entries()) == []
+        assert not cache.verify()
+        assert not list(cache.entries())
         assert not cache.path.exists()
 
 
@@ -138,7 +139,7 @@ class TestHealing:
     def heals(root: Path) -> None:
         cache = ArtifactCache(root)
         assert count_build(cache) == 1
-        assert cache.counters.corrupt >= 1
+        assert cache.counters == Counters(misses=1, corrupt=1, compiled=1)
         assert ArtifactCache(root).get(KEY, "gfx1100") == ENTRY
         assert ArtifactCache(root).verify() == []
 

@@ -83,8 +83,8 @@ def edit_header(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Non
     return damage
 
 
-def raw(content: bytes) -> Callable[[Path], None]:
-    return lambda folder: (folder / "model.safetensors").write_bytes(content) and None  # type: ignore[func-returns-value]
+def raw(content: bytes) -> Callable[[Path], Any]:
+    return lambda folder: (folder / "model.safetensors").write_bytes(content)
 
 
 def set_entry(name: str, **values: Any) -> Callable[[Path], None]:

@@ -117,24 +117,14 @@ def test_the_capacity_can_be_filled_to_the_last_position(target: Target, draft: 
     assert len(engine.generate(prompt, 16, stop=()).tokens) == 16
 
 
-def test_stop_defaults_to_the_models_own(target: Target) -> None:
-    engine = Engine(target, kv_format="f32")
-    free = engine.generate(PROMPT, 40, stop=())
-    eos = free.tokens[5]
-    config = changed(TARGET, eos_token_id=[3, eos])
-    assert load_config_eos(config) == (3, eos)
-    assert engine.generate(PROMPT, 40, stop=iter([eos])).tokens == free.tokens[: free.tokens.index(eos) + 1]
-
-
-def load_config_eos(config: dict[str, Any]) -> tuple[int, ...]:
-    import json
-    import tempfile
-
-    from hipfire_kernels.model.config import read_target_config
-
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(config))
-        return read_target_config(Path(folder)).eos_ids
+def test_stop_defaults_to_the_ids_of_the_config(tmp_path: Path, target: Target) -> None:
+    free = Engine(target, kv_format="f32").generate(PROMPT, 40, stop=()).tokens
+    config = changed(TARGET, eos_token_id=[3, free[5]])
+    stopping = Engine(
+        load_target(write_checkpoint(tmp_path, config, target_tensors(TARGET))), kv_format="f32"
+    )
+    assert stopping.generate(PROMPT, 40).tokens == free[: free.index(free[5]) + 1]
+    assert stopping.generate(PROMPT, 40, stop=()).tokens == free
 
 
 @pytest.fixture(scope="module")

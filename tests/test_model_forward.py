@@ -98,7 +98,7 @@ def test_norm_conventions(tmp_path: Path, norm: str) -> None:
 
 
 def draft_steps(folder: Path, config: dict[str, Any], new: list[int]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Hidden states of rows 1.. of a session that gets `new` context rows per call, each with the naive one."""
+    """Hidden states of rows 1.. of a session that gets `new` context rows per call, and the naive ones."""
     tensors = draft_tensors(config)
     draft = load_draft(write_checkpoint(folder, config, tensors))
     rng = np.random.default_rng(2)
@@ -144,6 +144,18 @@ def test_a_row_does_not_depend_on_the_other_rows_bit_for_bit(target: Target) -> 
         logits, taps = feed(target, PROMPT, sizes)
         np.testing.assert_array_equal(logits, one)
         np.testing.assert_array_equal(taps, one_taps)
+
+
+def test_a_growing_cache_keeps_its_rows() -> None:
+    attention = Float32Attention(Counter())
+    cache = attention.cache(2, 4)
+    rows = np.random.default_rng(0).standard_normal((700, 2, 4)).astype(np.float32)
+    for at in range(0, 700, 50):
+        positions = np.arange(at, at + 50, dtype=np.int32)
+        attention.write(cache, rows[at : at + 50], -rows[at : at + 50], positions)
+        np.testing.assert_array_equal(cache.k[: at + 50], rows[: at + 50])
+        np.testing.assert_array_equal(cache.v[: at + 50], -rows[: at + 50])
+    assert len(cache.k) == len(cache.v) == 1024
 
 
 @pytest.mark.parametrize(("n_out", "n_in"), [(7, 33), (1028, 256), (5000, 64), (3, 200_000)])

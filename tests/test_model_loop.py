@@ -52,6 +52,12 @@ def speculate(target: Target, draft: Any, prompt: list[int], count: int, **optio
     return Engine(target, draft, kv_format="f32").generate(prompt, count, **{"stop": (), **options})
 
 
+def test_plain_decoding_takes_the_argmax_of_the_naive_form(target: Target) -> None:
+    tokens = plain(target, PROMPT, 6).tokens
+    _, logits = model_reference.target(TARGET, target_tensors(TARGET), [*PROMPT, *tokens[:-1]])
+    assert tokens == logits[len(PROMPT) - 1 :].argmax(axis=1).tolist()
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_speculation_changes_no_token(target: Target, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -34,7 +34,7 @@ def read(file: Path) -> Rows:
 
 
 def changes(earlier: Rows, built: Rows) -> Rows:
-    """What differs, a resource a row; a kernel that the earlier report has not is one row with the verdict `new`."""
+    """What differs, a resource a row. A kernel that the earlier report lacks is one row, verdict `new`."""
     from ..resources import Resources, diff
 
     before = {(row["entry"], row["arch"]): Resources.from_dict(row["resources"]) for row in earlier}

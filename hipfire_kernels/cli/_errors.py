@@ -1,4 +1,4 @@
-"""From an exception to what the caller of `hfk` sees: a message on stderr and an exit code, never a traceback."""
+"""From an exception to what the caller of `hfk` sees: a message on stderr and an exit code, no traceback."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..errors import (
 from . import _out
 
 FAILED, USAGE, REFUSED = 1, 2, 3
-"""Exit codes: the check failed; the command was used wrongly; refused, for it is not admitted or not available."""
+"""Exit codes: the check failed; wrong usage or input; refused, for it is not admitted or not available."""
 
 _CODES: tuple[tuple[type[HipfireError], int], ...] = (
     (InputError, USAGE),

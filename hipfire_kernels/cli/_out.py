@@ -1,4 +1,4 @@
-"""The way out of every command: one JSON document or plain text on stdout, progress and messages on stderr."""
+"""What commands print: one JSON document or plain text on stdout, progress and messages on stderr."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 
 _JSON_ASKED = "hipfire_kernels.json"
 PIPE_WIDTH = 10_000
-"""Columns of a table that goes into a pipe: enough that nothing is ever folded, so that lines stay greppable."""
+"""Columns of a table that goes into a pipe: enough that nothing is folded and a line can be searched for."""
 
 
 def _remember(context: typer.Context, value: bool) -> bool:
@@ -22,7 +22,7 @@ def _remember(context: typer.Context, value: bool) -> bool:
 
 
 Json = Annotated[
-    bool, typer.Option("--json", help="One JSON document on stdout, nothing else.", is_eager=True, callback=_remember)
+    bool, typer.Option("--json", help="One JSON document on stdout.", is_eager=True, callback=_remember)
 ]
 """The `--json` option. Read first, so that the error handler knows of it whatever goes wrong later."""
 
@@ -53,7 +53,7 @@ def note(text: str) -> None:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, numeric: Sequence[str] = ()) -> None:
-    """Print aligned columns: folded to a terminal's width, never folded in a pipe. `numeric` ones stand right."""
+    """Print columns, the `numeric` ones set right; folded to a terminal's width, never in a pipe."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -74,7 +74,7 @@ Step = Callable[[str], None]
 
 @contextlib.contextmanager
 def progress(label: str, total: int) -> Iterator[Step]:
-    """A bar on stderr where that is a terminal, else a line a step. Yields what to call after each of `total` steps."""
+    """Yields what to call after each of `total` steps: a bar on a terminal, else a line on stderr."""
     if not sys.stderr.isatty():
         done = 0
 

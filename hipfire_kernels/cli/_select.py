@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from ..errors import InputError
 from ..family import KernelFamily, Variant
 from ..kernels import families
+
+Variants = Annotated[
+    list[str] | None, typer.Argument(metavar="VARIANT", help="Entry names, or families for all variants.")
+]
+All = Annotated[bool, typer.Option("--all", help="Every variant of every family.")]
 
 
 def many(names: Sequence[str], *, everything: bool) -> list[Variant]:
@@ -19,7 +26,9 @@ def many(names: Sequence[str], *, everything: bool) -> list[Variant]:
     """
     if everything == bool(names):
         raise InputError(
-            "give either variants or --all, not both" if names else "no VARIANT is given; name some, or pass --all"
+            "VARIANT and --all are both given; required: one of them"
+            if names
+            else "no VARIANT is given; name some, or pass --all"
         )
     known = families()
     wanted = list(known) if everything else names
@@ -47,8 +56,8 @@ def one(name: str, params: Sequence[str]) -> Variant:
     if len(left) > 1:
         free = ", ".join(f"{k} ({_listed(legal)})" for k, legal in family.params.items() if k not in given)
         raise InputError(
-            f"{name} has {len(left)} variants{' with ' + ' '.join(params) if params else ''}; choose one with "
-            f"--param for {free}, or by its entry name: {_listed(v.entry for v in left)}"
+            f"{' '.join([name, *params])} stands for {len(left)} variants; choose one with --param "
+            f"for {free}, or by its entry name: {_listed(v.entry for v in left)}"
         )
     return left[0]
 
@@ -69,12 +78,12 @@ def _parameter(family: KernelFamily, text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or name not in family.params:
         raise InputError(
-            f"--param {text!r} for {family.name}; required: one of {_listed(family.params)}, an equals sign, a value"
+            f"--param is {text!r}; required: KEY=VALUE, KEYs of {family.name} are {_listed(family.params)}"
         )
     for legal in family.params[name]:
         if str(legal).lower() == value.lower():
             return name, legal
-    raise InputError(f"--param {text}: {value!r} is no declared value of {name}; legal: {_listed(family.params[name])}")
+    raise InputError(f"--param is {text!r}; legal values of {name}: {_listed(family.params[name])}")
 
 
 def _listed(values: Any) -> str:

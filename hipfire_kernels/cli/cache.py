@@ -31,24 +31,25 @@ def list_(as_json: _out.Json = False) -> None:
     if as_json:
         _out.document(shown)
         return
-    rows = [[e["entry"], e["arch"], e["toolchain"], e["code_bytes"], e["created"], e["key"][:12]] for e in shown]
-    _out.table(["kernel", "arch", "toolchain", "bytes", "compiled", "key"], sorted(rows), numeric=["bytes"])
-    print(f"{len(rows)} kernels in {default_cache().path}")
+    columns = ["entry", "arch", "toolchain", "code_bytes", "created", "key"]
+    _out.table(columns, sorted([e[c] for c in columns] for e in shown), numeric=["code_bytes"])
+    print(f"{len(shown)} kernels in {default_cache().path}")
 
 
 @app.command()
 def verify(as_json: _out.Json = False) -> None:
-    """Read every entry in full. Exit code 1 if one is not sound; it is compiled anew when it is next needed."""
+    """Read every entry in full. Exit code 1 if one is not sound; it is compiled anew when next needed."""
     from ..cache import default_cache
 
     cache = default_cache()
     findings = cache.verify()
     if as_json:
-        _out.document({"path": str(cache.path), "unsound": [{"path": str(f.path), "reason": f.reason} for f in findings]})
+        unsound = [{"path": str(f.path), "reason": f.reason} for f in findings]
+        _out.document({"path": str(cache.path), "unsound": unsound})
     else:
         for finding in findings:
             print(f"{finding.path} {finding.reason}")
-        print(f"{len(findings)} unsound entries in {cache.path}" if findings else f"all sound in {cache.path}")
+        print(f"{len(findings)} unsound entries in {cache.path}")
     if findings:
         raise typer.Exit(FAILED)
 

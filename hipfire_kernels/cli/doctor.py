@@ -10,7 +10,7 @@ from . import _out
 
 
 def doctor(as_json: _out.Json = False) -> None:
-    """Report versions, the cache, compilers with the reason for each choice, devices and switches."""
+    """What is found here, what will be used, and why."""
     from .. import __version__
     from ..cache import default_cache
     from ..runtime import devices
@@ -33,7 +33,7 @@ def doctor(as_json: _out.Json = False) -> None:
 
 
 def _compilers() -> list[dict[str, Any]]:
-    """Who could compile for each arch, who does, and why not the others. Archs that fare alike share an item."""
+    """Who could compile for each arch, who does, and why not the others. Archs that fare alike share one."""
     from ..archs import ARCHS
 
     groups: list[dict[str, Any]] = []
@@ -49,16 +49,16 @@ def _compilers() -> list[dict[str, Any]]:
 
 def _compilers_for(name: str) -> dict[str, Any]:
     from ..archs import arch
-    from ..errors import ToolchainUnavailable
+    from ..errors import HipfireError
     from ..toolchains.registry import choose, toolchains
 
     target = arch(name)
     try:
         chosen = choose(target).name
-    except ToolchainUnavailable:
+    except HipfireError:  # the candidates below say why
         chosen = None
     candidates = [
-        {"toolchain": t.name, "candidate": c.label, "usable": c.reason is None, "reason": c.reason or c.identity}
+        {"toolchain": t.name, "name": c.label, "usable": c.reason is None, "why": c.reason or c.identity}
         for t in toolchains()
         if t.targets(target)
         for c in t.candidates(target)
@@ -67,7 +67,7 @@ def _compilers_for(name: str) -> dict[str, Any]:
 
 
 def _switches() -> list[dict[str, Any]]:
-    """The environment variables that change what the library does. `problem` is set where one does not parse."""
+    """The environment variables that the library reads; `problem` says what is wrong with a value."""
     from ..dispatch import policy
     from ..errors import InputError
 
@@ -98,7 +98,7 @@ def _print(found: dict[str, Any]) -> None:
     for group in found["compilers"]:
         print(f"\ncompilers for {', '.join(group['archs'])}, in order of preference")
         for c in group["candidates"]:
-            print(f"  {_mark(c, group['chosen'])}  {c['toolchain']}: {c['candidate']}: {c['reason']}")
+            print(f"  {_mark(c, group['chosen'])}  {c['toolchain']}: {c['name']}: {c['why']}")
     print("\nenvironment switches")
     for s in found["switches"]:
         print(f"  {s['name']} = {s['value'] or 'unset'}; default: {s['default']}; legal: {s['legal']}")

@@ -37,7 +37,7 @@ def explain(
     causal: Annotated[bool, typer.Option("--causal", help="Draft: a row sees none behind it.")] = False,
     as_json: _out.Json = False,
 ) -> None:
-    """Which route an attention request takes, and why not the others. Exit code 3 if nothing may run it."""
+    """Which route a request takes, why not the others. Exit code 3 if nothing may run it."""
     from ..archs import ARCHS
     from ..dispatch import AttendRequest, admit
 

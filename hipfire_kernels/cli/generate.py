@@ -14,11 +14,12 @@ from ..errors import InputError
 from . import _out
 
 if TYPE_CHECKING:
-    from ..model import Engine, GenerationResult, Tokenizer
+    from ..model import Engine, Generation, GenerationResult, Tokenizer
 
 MaxNewTokens = Annotated[int, typer.Option(help="Stop after this many new tokens.")]
 BlockSize = Annotated[
-    int | None, typer.Option(help="Rows of a speculative block, 1 for plain decoding. [default: the draft's own]")
+    int | None,
+    typer.Option(help="Rows of a speculative block; 1: no speculation. [default: the draft's own]"),
 ]
 KvFormat = Annotated[str, typer.Option(help="q8_0: the kernels; f32: plain numpy attention.")]
 NoDraft = Annotated[bool, typer.Option("--no-draft", help="Decode token by token.")]
@@ -32,24 +33,25 @@ def demo(
     no_draft: NoDraft = False,
     as_json: _out.Json = False,
 ) -> None:
-    """Complete a held-out prompt with the embedded demo pair, on the CPU."""
+    """Complete a held-out prompt with the embedded models."""
     from ..model import demo_prompts
 
     prompts = demo_prompts()
     if not 0 <= index < len(prompts):
         raise InputError(f"--index is {index}; the demo has the prompts 0 .. {len(prompts) - 1}")
     session = _open(None, None, no_draft, kv_format)
-    _run(session, prompts[index], max_new_tokens, block_size, as_json, show_prompt=True)
+    _run(session, prompts[index], max_new_tokens, block_size, as_json, echo=True)
 
 
 def generate(
-    prompt: Annotated[str | None, typer.Option(help="The text to continue. [default: read from stdin]")] = None,
+    prompt: Annotated[str | None, typer.Option(help="The text to continue. [default: from stdin]")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="A UTF-8 file with the text to continue.")] = None,
     target: Annotated[
         Path | None, typer.Option(help="Folder of a Qwen3.5 checkpoint. [default: the demo pair's]")
     ] = None,
     draft: Annotated[
-        Path | None, typer.Option(help="Folder of its DFlash draft. [default: the demo pair's; none with --target]")
+        Path | None,
+        typer.Option(help="Folder of its DFlash draft. [default: the demo pair's, for its target]"),
     ] = None,
     max_new_tokens: MaxNewTokens = 128,
     block_size: BlockSize = None,
@@ -57,7 +59,7 @@ def generate(
     no_draft: NoDraft = False,
     as_json: _out.Json = False,
 ) -> None:
-    """Continue a text, greedily and speculatively; prints it as it is accepted."""
+    """Continue a text, printed as it is accepted. Greedy; speculative with a draft."""
     text = _prompt(prompt, prompt_file)
     session = _open(target, draft, no_draft, kv_format)
     _run(session, text, max_new_tokens, block_size, as_json)
@@ -66,13 +68,15 @@ def generate(
 def _prompt(prompt: str | None, file: Path | None) -> str:
     """The text to continue, from where the options say."""
     if prompt is not None and file is not None:
-        raise InputError("give one of --prompt and --prompt-file, not both")
+        raise InputError("--prompt and --prompt-file are both given; required: one of them")
     if prompt is not None:
         text, origin = prompt, "--prompt"
     elif file is not None:
         text, origin = _decoded(_read(file), f"--prompt-file {file}"), f"--prompt-file {file}"
     elif sys.stdin.isatty():
-        raise InputError("no prompt is given; pass --prompt TEXT or --prompt-file FILE, or pipe it into stdin")
+        raise InputError(
+            "no prompt is given; pass --prompt TEXT or --prompt-file FILE, or pipe one into stdin"
+        )
     else:
         text, origin = _decoded(sys.stdin.buffer.read(), "stdin"), "the prompt on stdin"
     if not text:
@@ -96,10 +100,16 @@ def _decoded(data: bytes, origin: str) -> str:
 
 @dataclass(frozen=True)
 class _Session:
-    """An engine that is ready to run, and its tokenizer."""
+    """What runs.
+
+    Attributes:
+        blas_threads: 1 for the demo pair: between products as small as its own, BLAS threads spin and fight
+            those that run kernel blocks. None leaves BLAS alone.
+    """
 
     engine: Engine
     tokenizer: Tokenizer
+    blas_threads: int | None
 
 
 def _open(target: Path | None, draft: Path | None, no_draft: bool, kv_format: str) -> _Session:
@@ -107,13 +117,14 @@ def _open(target: Path | None, draft: Path | None, no_draft: bool, kv_format: st
     from ..model import Engine, Tokenizer, demo_pair_path, load_draft, load_target
 
     if no_draft and draft is not None:
-        raise InputError(f"--draft {draft} with --no-draft; give one of the two")
-    _out.note(f"loading {target or 'the demo pair'}; kernels that are not in the cache yet are compiled first")
+        raise InputError(f"--draft {draft} and --no-draft are both given; required: one of them")
+    _out.note(f"loading {target or 'the demo pair'}; kernels that are not cached yet are compiled first")
+    blas_threads = 1 if target is None else None
     if target is None:
         target, draft = demo_pair_path() / "target", draft or demo_pair_path() / "draft"
     tokenizer = Tokenizer(target)
     loaded = None if no_draft or draft is None else load_draft(draft)
-    return _Session(Engine(load_target(target), loaded, kv_format=kv_format), tokenizer)
+    return _Session(Engine(load_target(target), loaded, kv_format=kv_format), tokenizer, blas_threads)
 
 
 def _run(
@@ -122,30 +133,38 @@ def _run(
     max_new_tokens: int,
     block_size: int | None,
     as_json: bool,
-    show_prompt: bool = False,
+    echo: bool = False,
 ) -> None:
-    """Generate, print the text as it comes, then what it took."""
+    """Generate, print the text as it comes, then what it took. `echo` prints the prompt before it."""
+    from threadpoolctl import threadpool_limits
+
     engine, prompt = session.engine, session.tokenizer.encode(text)
-    # One cycle first, so that every kernel is built and loaded before anything is timed.
-    engine.generate(prompt[:1], 1 if block_size == 1 else 2, stop=(), block_size=block_size)
-    if show_prompt and not as_json:
-        typer.secho(text, dim=True, nl=False)
-    decoder, pieces = session.tokenizer.stream(), []
-    began = first = time.perf_counter()
-    generation = engine.stream(prompt, max_new_tokens, block_size=block_size)
-    for tokens in generation:
-        if not pieces:
-            first = time.perf_counter()
-        pieces.append(decoder.push(tokens))
-        if not as_json:
-            print(pieces[-1], end="", flush=True)
-    ended = time.perf_counter()
-    pieces.append(decoder.finish())
-    summary = _summary(generation.result, first - began, ended - first)
+    with threadpool_limits(session.blas_threads):
+        # One cycle first, so that every kernel is built and loaded before anything is timed.
+        engine.generate(prompt[:1], 1 if block_size == 1 else 2, stop=(), block_size=block_size)
+        generation = engine.stream(prompt, max_new_tokens, block_size=block_size)
+        if echo and not as_json:
+            typer.secho(text, dim=True, nl=False)
+        pieces, prefill_s, decode_s = _drain(generation, session.tokenizer, as_json)
+    summary = _summary(generation.result, prefill_s, decode_s)
     if as_json:
         _out.document({"text": "".join(pieces), **summary})
     else:
         print(f"{pieces[-1]}\n\n{_in_words(summary)}")
+
+
+def _drain(generation: Generation, tokenizer: Tokenizer, silent: bool) -> tuple[list[str], float, float]:
+    """Run to the end and print the text as it comes. Gives its pieces, the prefill and the decode seconds."""
+    decoder = tokenizer.stream()
+    times = [time.perf_counter()]
+    pieces: list[str] = []
+    for tokens in generation:
+        times.append(time.perf_counter())
+        pieces.append(decoder.push(tokens))
+        if not silent:
+            print(pieces[-1], end="", flush=True)
+    pieces.append(decoder.finish())
+    return pieces, times[1] - times[0], times[-1] - times[1]
 
 
 def _summary(result: GenerationResult, prefill_s: float, decode_s: float) -> dict[str, Any]:

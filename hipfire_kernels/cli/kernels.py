@@ -33,7 +33,7 @@ COLUMNS = {
 
 
 def list_(as_json: _out.Json = False) -> None:
-    """Kernel families and their variants, and the routes that run them. Needs no compiler."""
+    """Kernel families, their variants and routes. Needs no compiler."""
     from ..kernels import families
 
     shown = [_family(name) for name in families()]
@@ -41,10 +41,11 @@ def list_(as_json: _out.Json = False) -> None:
         _out.document(shown)
         return
     for family in shown:
-        runs = "route " + ", ".join(family["routes"]) if family["routes"] else f"no route: {family['unrouted']}"
+        routes = ", ".join(family["routes"])
+        runs = f"route {routes}" if routes else f"no route: {family['unrouted']}"
         print(f"{family['family']}  ({runs})\n  one block owns {family['owns']}")
         rows = [
-            [v["entry"], *v["params"].values(), v["block"], v["lds_bytes"], "yes" if v["graph_safe"] else "no"]
+            [v["entry"], *v["params"].values(), v["block"], v["lds_bytes"], v["graph_safe"]]
             for v in family["variants"]
         ]
         columns = ["variant", *family["params"], "threads", "LDS bytes", "graph-safe"]
@@ -77,9 +78,9 @@ def _family(name: str) -> dict[str, Any]:
 
 
 def render(
-    name: Annotated[str, typer.Argument(metavar="FAMILY", help="A family, or the entry name of one variant.")],
+    name: Annotated[str, typer.Argument(metavar="FAMILY", help="A family, or one variant's entry name.")],
     arch: Annotated[str, typer.Option(help="The arch to render for.")],
-    param: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A parameter; repeatable.")] = None,
+    param: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Repeatable.")] = None,
     as_json: _out.Json = False,
 ) -> None:
     """Print the HIP source of one variant. Needs no compiler."""
@@ -98,19 +99,17 @@ def _named(variant: Variant) -> dict[str, Any]:
 
 
 def build(
-    variants: Annotated[
-        list[str] | None, typer.Argument(metavar="VARIANT", help="Entry names, or families for all their variants.")
-    ] = None,
+    variants: _select.Variants = None,
     *,
-    everything: Annotated[bool, typer.Option("--all", help="Every variant of every family.")] = False,
+    everything: _select.All = False,
     arch: Annotated[str, typer.Option(metavar="ARCH,...", help="The archs to build for, or all.")],
     toolchain: Annotated[
         str | None, typer.Option(help="clang, hiprtc or host. [default: the first that works]")
     ] = None,
-    against: Annotated[Path | None, typer.Option(help="A file from an earlier --json: print what changed.")] = None,
+    against: Annotated[Path | None, typer.Option(help="An earlier --json report: say what changed.")] = None,
     as_json: _out.Json = False,
 ) -> None:
-    """Compile variants and print what they take from the machine. Exit code 1 on a spill, scratch or an error."""
+    """Compile variants, print what they take. Exit code 1 if one spills, has scratch or does not compile."""
     chosen = _select.many(variants or [], everything=everything)
     archs = _archs(arch, toolchain)
     earlier = _compare.read(against) if against else None
@@ -128,18 +127,21 @@ def build(
         _out.note(f"error: {row['entry']} for {row['arch']}: {row['error']}")
     spilling = [row for row in built if _in_memory(row["resources"])]
     for row in spilling:
-        _out.note(f"error: {row['entry']} for {row['arch']} keeps registers in memory: {_in_memory(row['resources'])}")
+        _out.note(f"error: {row['entry']} for {row['arch']} spills: {_in_memory(row['resources'])}")
     if failures or spilling:
         raise typer.Exit(_errors.FAILED)
 
 
 def _archs(text: str, toolchain: str | None) -> list[str]:
-    """The archs of `--arch`, each of them known and with a compiler that can work here."""
+    """The archs of `--arch`, known and with a compiler that works here. `all`: those a toolchain targets."""
     from ..archs import ARCHS
     from ..archs import arch as known
-    from ..toolchains.registry import choose
+    from ..toolchains.registry import choose, toolchains
 
-    names = list(ARCHS) if text == "all" else list(dict.fromkeys(text.split(",")))
+    if text == "all":
+        names = [name for name, row in ARCHS.items() if any(t.targets(row) for t in toolchains())]
+    else:
+        names = list(dict.fromkeys(text.split(",")))
     for name in names:
         choose(known(name), toolchain)
     return names

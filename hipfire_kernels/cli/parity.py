@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from ..runtime import Device
 
 _QUICK: dict[str, Any] = {"rows": (1, 5, 8, 17), "contexts": (1, 128, 255)}
-"""A part of the grid for `--quick`: groups full, ragged and beyond one sub-batch; one tile, its edge, and two."""
+"""The part of the grid for `--quick`: groups full, ragged, beyond one sub-batch; one tile, its edge, two."""
 
 _TWIN_LIMIT = 1e-6
-"""How far a multi-row kernel may be from the established one that does the same arithmetic a row at a time."""
+"""How far a multi-row kernel may be from the established one, which does the same arithmetic row by row."""
 
 
 @dataclass
@@ -51,10 +51,8 @@ class Report:
 
 
 def parity(
-    variants: Annotated[
-        list[str] | None, typer.Argument(metavar="VARIANT", help="Entry names, or families for all their variants.")
-    ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every variant of every family.")] = False,
+    variants: _select.Variants = None,
+    everything: _select.All = False,
     device: Annotated[str, typer.Option(help="Where to run.")] = "host",
     quick: Annotated[bool, typer.Option("--quick", help="A small part of the grid.")] = False,
     thread_order: Annotated[
@@ -62,7 +60,7 @@ def parity(
     ] = None,
     as_json: _out.Json = False,
 ) -> None:
-    """Run variants over the parity grid and compare with the oracle. Exit code 1 if one fails."""
+    """Hold variants against the float64 oracle. Exit code 1 if one fails."""
     chosen = _select.many(variants or [], everything=everything)
     on = _device(device, thread_order)
     reports = _survey_all(chosen, on, _QUICK if quick else {})
@@ -81,7 +79,7 @@ def _device(name: str, thread_order: int | None) -> Device:
     if thread_order is None:
         return runtime.device(name)
     if name != "host":
-        raise InputError(f"--thread-order with --device {name}; only the host can permute the order of threads")
+        raise InputError(f"--thread-order with --device {name}; only the host can permute threads")
     return HostDevice(thread_order=thread_order)
 
 
@@ -110,7 +108,7 @@ def _survey_all(variants: list[Variant], device: Device, part: dict[str, Any]) -
 
 
 def survey(variant: Variant, cases: Iterable[Case], device: Device) -> Report:
-    """Check a variant on cases. One that the device breaks off, by a deadlock for example, ends the survey."""
+    """Check a variant on cases. One that the device breaks off, say by a deadlock, ends the survey."""
     report = Report(variant, variant.family.tolerance.worst_row)
     began = time.perf_counter()
     for case in cases:

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class View:
-    """What a kernel needs to know of an array: address, shape, dtype name, and whether it may be written."""
+    """What a kernel needs to know of an array: address, shape, dtype (declared and numpy's name), may it be written."""
 
     pointer: int
     shape: tuple[int, ...]
     dtype: str
     writable: bool
+    numpy_dtype: str
 
 
 class Device(Protocol):
@@ -34,10 +35,12 @@ class Device(Protocol):
     Attributes:
         name: `host`, `hip:0`, `cuda:0`.
         arch: the row of the arch table that kernels are built for.
+        toolchain: what builds for it; None for the first that can.
     """
 
     name: str
     arch: Arch
+    toolchain: str | None
 
     def view(self, name: str, array: Any) -> View:
         """Address, shape and dtype of an array that lives on this device.
@@ -101,3 +104,29 @@ def device(name: str = "auto") -> Device:
 def devices() -> tuple[str, ...]:
     """Names of the devices that can be asked for on this machine."""
     return ("host",)
+
+
+def device_of(array: Any) -> Device:
+    """The device an array lives on: numpy and CPU DLPack on the host, the rest by its own word or its pointer.
+
+    Raises:
+        InputError: not an array of any device that can be opened here.
+    """
+    if isinstance(array, np.ndarray):
+        return device("host")
+    buffer = getattr(array, "buffer", None)
+    if buffer is not None and hasattr(buffer, "device"):
+        owner: Device = buffer.device
+        return owner
+    if hasattr(array, "__dlpack_device__"):
+        from . import dlpack
+
+        kind, index = (int(part) for part in array.__dlpack_device__())
+        vendor = {dlpack.CUDA: "cuda", dlpack.ROCM: "hip"}.get(kind)
+        if vendor is not None:
+            return device(f"{vendor}:{index}")
+        if kind in (dlpack.CPU, dlpack.CUDA_HOST, dlpack.ROCM_HOST):
+            return device("host")
+    raise InputError(
+        f"the device of a {type(array).__name__} cannot be found; pass device=, or a numpy array or a DLPack producer"
+    )

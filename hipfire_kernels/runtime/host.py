@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from ..archs import arch
 from ..errors import DeadlockError, DeviceError, InputError
-from . import ALIGNMENT, View, dtype_name
+from . import ALIGNMENT, View, dlpack, dtype_name
 
 if TYPE_CHECKING:
     from ..builder import Artifact
@@ -52,6 +52,16 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
+def _host_array(name: str, array: Any) -> npt.NDArray[Any]:
+    """A DLPack producer's memory as numpy, without a copy. The producer keeps it alive."""
+    if not hasattr(array, "__dlpack_device__"):
+        raise InputError(f"{name} is a {type(array).__name__}; the host device takes numpy arrays and CPU DLPack producers")
+    kind = int(array.__dlpack_device__()[0])
+    if kind not in (dlpack.CPU, dlpack.CUDA_HOST, dlpack.ROCM_HOST):
+        raise InputError(f"{name} is on DLPack device type {kind}; the host device takes arrays in host memory")
+    return dlpack.as_numpy(name, dlpack.peek(array.__dlpack__()))
+
+
 @dataclass(frozen=True)
 class HostKernel:
     """A loaded shared object and the artifact it came from."""
@@ -69,6 +79,7 @@ class HostDevice:
     """
 
     name = "host"
+    toolchain = None
 
     def __init__(self, thread_order: int | None = None) -> None:
         self.arch = arch("host")
@@ -81,7 +92,7 @@ class HostDevice:
     def view(self, name: str, array: Any) -> View:
         """See `Device.view`."""
         if not isinstance(array, np.ndarray):
-            raise InputError(f"{name} is a {type(array).__name__}; the host device takes numpy arrays")
+            array = _host_array(name, array)
         dtype = dtype_name(array.dtype)
         if not array.flags.c_contiguous:
             raise InputError(
@@ -92,7 +103,7 @@ class HostDevice:
         alignment = ALIGNMENT.get(dtype, 1)
         if pointer % alignment and array.size:
             raise InputError(f"{name} is at an address that is not a multiple of {alignment}, which {dtype} needs")
-        return View(pointer, array.shape, dtype, bool(array.flags.writeable))
+        return View(pointer, array.shape, dtype, bool(array.flags.writeable), str(array.dtype))
 
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """See `Device.empty`."""
@@ -109,7 +120,7 @@ class HostDevice:
 
     def to_host(self, array: Any) -> npt.NDArray[Any]:
         """See `Device.to_host`."""
-        return np.asarray(array)
+        return array if isinstance(array, np.ndarray) else _host_array("array", array)
 
     def load(self, artifact: Artifact) -> HostKernel:
         """See `Device.load`. The shared object goes through a temporary file, removed once it is mapped."""

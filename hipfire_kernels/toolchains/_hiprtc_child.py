@@ -80,5 +80,5 @@ def _identity() -> str:
 
 if __name__ == "__main__":
     # The script's own folder came first on the path; its modules must not stand in for anybody's.
-    del sys.path[0]
+    sys.path[:] = [place for place in sys.path if place != os.path.dirname(os.path.abspath(__file__))]
     main(Path(sys.argv[1]), sys.argv[2:])

@@ -95,10 +95,9 @@ def _compile(source: str, options: tuple[str, ...]) -> _Done:
     with tempfile.TemporaryDirectory(prefix="hipfire-") as name:
         folder = Path(name)
         (folder / "kernel.hip").write_text(source)
-        # comgr would keep a second cache, in a place of its own choosing.
-        finished = run(
-            [sys.executable, str(_CHILD), name, *options], env={**os.environ, "AMD_COMGR_CACHE": "0"}
-        )
+        # comgr would keep a second cache, in a place of its own; and when it aborts, its temporary files.
+        env = {**os.environ, "AMD_COMGR_CACHE": "0", "TMPDIR": name}
+        finished = run([sys.executable, str(_CHILD), name, *options], env=env)
         answer: dict[str, str] = {"stage": "import", "error": "", "log": "", "identity": ""}
         if (folder / "answer.json").exists():
             answer = json.loads((folder / "answer.json").read_bytes())

@@ -25,21 +25,19 @@ def toolchains() -> tuple[Toolchain, ...]:
     return (ClangToolchain(), HiprtcToolchain(), HostToolchain())
 
 
-def choose(arch: Arch, name: str | None = None) -> Toolchain:
-    """The toolchain called `name`, or the first that can build for `arch` here.
+def choose(arch: Arch, wanted: str | Toolchain | None = None) -> Toolchain:
+    """The toolchain of that name, or that one itself, or the first that can build for `arch` here.
 
     Raises:
-        InputError: no toolchain has that name, or the one that has it does not build for `arch`.
+        InputError: no toolchain has that name, or it does not build for `arch`.
         ToolchainUnavailable: none can work here, with the reason of every candidate.
     """
-    legal = [toolchain for toolchain in toolchains() if toolchain.targets(arch)]
-    if name is not None:
-        legal = [toolchain for toolchain in legal if toolchain.name == name]
-        if not legal:
-            fit = ", ".join(toolchain.name for toolchain in toolchains() if toolchain.targets(arch))
-            raise InputError(
-                f"toolchain {name!r} does not build for {arch.name}; those that do: {fit or 'none'}"
-            )
+    known = (wanted,) if isinstance(wanted, Toolchain) else toolchains()
+    name = wanted.name if isinstance(wanted, Toolchain) else wanted
+    legal = [toolchain for toolchain in known if toolchain.targets(arch) and name in (None, toolchain.name)]
+    if not legal:
+        fit = ", ".join(toolchain.name for toolchain in toolchains() if toolchain.targets(arch))
+        raise InputError(f"toolchain {name!r} does not build for {arch.name}; those that do: {fit or 'none'}")
     reasons = []
     for toolchain in legal:
         reason = toolchain.available(arch)

@@ -1,0 +1,170 @@
+"""CUDA's driver API through cuda-bindings, as `gpu.Driver`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import DeviceError
+from . import dlpack
+from .gpu import GpuDevice
+
+
+def _api() -> Any:
+    """The bindings' driver module. DeviceError: not installed, or no NVIDIA driver."""
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise DeviceError(
+            f"cuda-bindings is not importable ({error}); required for cuda devices: install hipfire-kernels[cuda]"
+        ) from None
+    return driver
+
+
+class CudaDriver:
+    """See `gpu.Driver`."""
+
+    vendor = "cuda"
+    dlpack_device = dlpack.CUDA
+
+    def __init__(self) -> None:
+        self._cu = _api()
+        self._contexts: dict[int, Any] = {}
+        try:
+            self._call("cuInit", 0)
+        except DeviceError:
+            raise
+        except Exception as error:  # the bindings raise types of their own when libcuda is absent
+            raise DeviceError(f"no NVIDIA driver on this machine: {error}") from None
+
+    def _call(self, name: str, *args: Any) -> Any:
+        """Call a function of the driver API; its outputs, or DeviceError with the name of the status."""
+        status, *outputs = getattr(self._cu, name)(*args)
+        if int(status):
+            raise DeviceError(f"{name} failed: {status.name} ({int(status)})")
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def count(self) -> int:
+        """How many devices there are."""
+        return int(self._call("cuDeviceGetCount"))
+
+    def activate(self, index: int) -> None:
+        if index not in self._contexts:
+            total = self.count()
+            if not 0 <= index < total:
+                raise DeviceError(f"cuda:{index} does not exist; this machine has {total} CUDA devices")
+            self._contexts[index] = self._call("cuDevicePrimaryCtxRetain", self._call("cuDeviceGet", index))
+        self._call("cuCtxSetCurrent", self._contexts[index])
+
+    def _attribute(self, name: str, index: int) -> int:
+        attribute = getattr(self._cu.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(self._call("cuDeviceGetAttribute", attribute, self._call("cuDeviceGet", index)))
+
+    def arch_name(self, index: int) -> str:
+        major = self._attribute("COMPUTE_CAPABILITY_MAJOR", index)
+        return f"sm_{major}{self._attribute('COMPUTE_CAPABILITY_MINOR', index)}"
+
+    def describe(self, index: int) -> dict[str, Any]:
+        name = self._call("cuDeviceGetName", 128, self._call("cuDeviceGet", index))
+        return {
+            "name": name.split(b"\0")[0].decode(),
+            "driver_api": int(self._call("cuDriverGetVersion")),
+            "multiprocessors": self._attribute("MULTIPROCESSOR_COUNT", index),
+            "l2_bytes": self._attribute("L2_CACHE_SIZE", index),
+            "memory_bytes": int(self._call("cuDeviceTotalMem", self._call("cuDeviceGet", index))),
+        }
+
+    def malloc(self, nbytes: int) -> int:
+        return int(self._call("cuMemAlloc", nbytes))
+
+    def free(self, pointer: int) -> None:
+        self._call("cuMemFree", pointer)
+
+    def copy_in(self, pointer: int, host: int, nbytes: int) -> None:
+        self._call("cuMemcpyHtoD", pointer, host, nbytes)
+
+    def copy_out(self, host: int, pointer: int, nbytes: int) -> None:
+        self._call("cuMemcpyDtoH", host, pointer, nbytes)
+
+    def owner(self, pointer: int) -> int | None:
+        attribute = self._cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        status, ordinal = self._cu.cuPointerGetAttribute(attribute, pointer)
+        return None if int(status) else int(ordinal)
+
+    def stream_create(self) -> int:
+        return int(self._call("cuStreamCreate", int(self._cu.CUstream_flags.CU_STREAM_NON_BLOCKING)))
+
+    def stream_destroy(self, stream: int) -> None:
+        self._call("cuStreamDestroy", stream)
+
+    def stream_synchronize(self, stream: int) -> None:
+        self._call("cuStreamSynchronize", stream)
+
+    def stream_device(self, stream: int) -> int:
+        self._call("cuCtxPushCurrent", self._call("cuStreamGetCtx", stream))
+        try:
+            return int(self._call("cuCtxGetDevice"))
+        finally:
+            self._call("cuCtxPopCurrent")
+
+    def stream_wait(self, stream: int, event: int) -> None:
+        self._call("cuStreamWaitEvent", stream, event, 0)
+
+    def synchronize(self) -> None:
+        self._call("cuCtxSynchronize")
+
+    def event_create(self) -> int:
+        return int(self._call("cuEventCreate", 0))
+
+    def event_destroy(self, event: int) -> None:
+        self._call("cuEventDestroy", event)
+
+    def event_record(self, event: int, stream: int) -> None:
+        self._call("cuEventRecord", event, stream)
+
+    def event_synchronize(self, event: int) -> None:
+        self._call("cuEventSynchronize", event)
+
+    def event_elapsed_ms(self, start: int, end: int) -> float:
+        return float(self._call("cuEventElapsedTime", start, end))
+
+    def module_load(self, code: bytes) -> int:
+        return int(self._call("cuModuleLoadData", code))
+
+    def module_function(self, module: int, entry: str) -> int:
+        return int(self._call("cuModuleGetFunction", module, entry.encode()))
+
+    def launch(self, function: int, grid: tuple[int, int, int], block: int, params: int, stream: int) -> None:
+        self._call("cuLaunchKernel", function, *grid, block, 1, 1, 0, stream, params, 0)
+
+    def capture_begin(self, stream: int) -> None:
+        mode = self._cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        self._call("cuStreamBeginCapture", stream, mode)
+
+    def capture_end(self, stream: int) -> int:
+        graph = self._call("cuStreamEndCapture", stream)
+        try:
+            return int(self._call("cuGraphInstantiate", graph, 0))
+        finally:
+            self._call("cuGraphDestroy", graph)
+
+    def graph_launch(self, graph: int, stream: int) -> None:
+        self._call("cuGraphLaunch", graph, stream)
+
+    def graph_destroy(self, graph: int) -> None:
+        self._call("cuGraphExecDestroy", graph)
+
+
+_driver: CudaDriver | None = None
+
+
+def driver() -> CudaDriver:
+    """The process's driver binding. DeviceError where there is none."""
+    global _driver
+    if _driver is None:
+        _driver = CudaDriver()
+    return _driver
+
+
+def open_device(index: int) -> GpuDevice:
+    """The GPU with this index. DeviceError: no driver, or no such device."""
+    return GpuDevice(driver(), index)

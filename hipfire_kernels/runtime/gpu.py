@@ -1,0 +1,446 @@
+"""A GPU as a device: arrays, streams, events, graphs and launches over a vendor's driver.
+
+One class serves CUDA and HIP; `cuda.py` and `hip.py` translate the two dozen driver calls it needs. Every call
+activates the device's context first, so a device may be used from any thread. A launch error is raised at the launch.
+A kernel that faults later is reported where the host next waits for the device, with the launches since the last wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ..archs import Arch, arch
+from ..errors import DeviceError, InputError
+from . import ALIGNMENT, View, dlpack, dtype_name
+
+if TYPE_CHECKING:
+    from ..binding import KernelArgs
+    from ..builder import Artifact
+
+
+class Driver(Protocol):
+    """What a vendor's driver must do. Handles are integers; every failure is a DeviceError that names the call."""
+
+    vendor: str
+    dlpack_device: int
+
+    def activate(self, index: int) -> None:
+        """Make the device's context current on this thread."""
+
+    def arch_name(self, index: int) -> str:
+        """As the vendor spells it, feature suffix included."""
+
+    def describe(self, index: int) -> dict[str, Any]:
+        """Name, driver and runtime versions, multiprocessors, memory."""
+
+    def malloc(self, nbytes: int) -> int: ...
+    def free(self, pointer: int) -> None: ...
+    def copy_in(self, pointer: int, host: int, nbytes: int) -> None: ...
+    def copy_out(self, host: int, pointer: int, nbytes: int) -> None: ...
+    def owner(self, pointer: int) -> int | None:
+        """Index of the device whose memory this is; None for memory of no device."""
+
+    def stream_create(self) -> int: ...
+    def stream_destroy(self, stream: int) -> None: ...
+    def stream_synchronize(self, stream: int) -> None: ...
+    def stream_device(self, stream: int) -> int:
+        """Index of the device a stream belongs to."""
+
+    def stream_wait(self, stream: int, event: int) -> None: ...
+    def synchronize(self) -> None: ...
+    def event_create(self) -> int: ...
+    def event_destroy(self, event: int) -> None: ...
+    def event_record(self, event: int, stream: int) -> None: ...
+    def event_synchronize(self, event: int) -> None: ...
+    def event_elapsed_ms(self, start: int, end: int) -> float: ...
+    def module_load(self, code: bytes) -> int: ...
+    def module_function(self, module: int, entry: str) -> int: ...
+    def launch(self, function: int, grid: tuple[int, int, int], block: int, params: int, stream: int) -> None: ...
+    def capture_begin(self, stream: int) -> None: ...
+    def capture_end(self, stream: int) -> int:
+        """The instantiated graph."""
+
+    def graph_launch(self, graph: int, stream: int) -> None: ...
+    def graph_destroy(self, graph: int) -> None: ...
+
+
+class Buffer:
+    """Device memory, freed when nothing refers to it any more, or by `free`."""
+
+    def __init__(self, device: GpuDevice, nbytes: int) -> None:
+        self.device, self.nbytes = device, nbytes
+        device.driver.activate(device.index)
+        self.pointer = device.driver.malloc(max(1, nbytes))
+
+    def free(self) -> None:
+        """Give the memory back now. Arrays over it are refused from here on."""
+        if self.pointer:
+            pointer, self.pointer = self.pointer, 0
+            self.device.driver.activate(self.device.index)
+            self.device.driver.free(pointer)
+
+    def __del__(self) -> None:
+        if getattr(self, "pointer", 0) and not sys.is_finalizing():
+            with contextlib.suppress(DeviceError):  # the context may be gone or poisoned; its owner has been told
+                self.free()
+
+
+class DeviceArray:
+    """A C-contiguous array in device memory. Speaks `__cuda_array_interface__` and DLPack; `device.to_host` reads it."""
+
+    def __init__(self, buffer: Buffer, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self.buffer, self.offset, self.shape, self.dtype = buffer, offset, shape, dtype
+
+    def __repr__(self) -> str:
+        return f"<DeviceArray {self.dtype}{list(self.shape)} on {self.buffer.device.name}>"
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def pointer(self) -> int:
+        """Device address. InputError once the buffer has been freed."""
+        if not self.buffer.pointer:
+            raise InputError(f"{self!r} has been freed")
+        return self.buffer.pointer + self.offset
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "version": 3,
+            "data": (self.pointer, False),
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "strides": None,
+            "stream": None,
+        }
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        device = self.buffer.device
+        return (device.driver.dlpack_device, device.index)
+
+    def __dlpack__(self, *, stream: int | None = None, **_: Any) -> Any:
+        """A capsule. The consumer's stream is made to wait for what the device's own stream has queued."""
+        device = self.buffer.device
+        if stream not in (None, -1):
+            device.order_after(device.default_stream, device.stream_handle(stream))
+        return dlpack.export(self, self.pointer, self.shape, self.dtype, self.__dlpack_device__())
+
+
+class Stream:
+    """A stream of one device, destroyed with its last reference."""
+
+    def __init__(self, device: GpuDevice) -> None:
+        self.device = device
+        device.driver.activate(device.index)
+        self.handle = device.driver.stream_create()
+
+    def synchronize(self) -> None:
+        """Wait for all work queued on the stream."""
+        self.device.waiting(self.device.driver.stream_synchronize, self.handle)
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", 0) and not sys.is_finalizing():
+            with contextlib.suppress(DeviceError):
+                self.device.driver.activate(self.device.index)
+                self.device.driver.stream_destroy(self.handle)
+
+
+class Event:
+    """A point in a stream, with a time."""
+
+    def __init__(self, device: GpuDevice) -> None:
+        self.device = device
+        device.driver.activate(device.index)
+        self.handle = device.driver.event_create()
+
+    def record(self, stream: Any = None) -> Event:
+        """Mark the current end of a stream."""
+        self.device.driver.activate(self.device.index)
+        self.device.driver.event_record(self.handle, self.device.stream_handle(stream))
+        return self
+
+    def synchronize(self) -> None:
+        """Wait until the point has been reached."""
+        self.device.waiting(self.device.driver.event_synchronize, self.handle)
+
+    def ms_since(self, start: Event) -> float:
+        """Milliseconds from another recorded event to this one; waits for this one."""
+        self.synchronize()
+        return self.device.driver.event_elapsed_ms(start.handle, self.handle)
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", 0) and not sys.is_finalizing():
+            with contextlib.suppress(DeviceError):
+                self.device.driver.activate(self.device.index)
+                self.device.driver.event_destroy(self.handle)
+
+
+class Graph:
+    """A captured sequence of launches. Keeps alive what its launches use: arguments, kernels and arrays it was told of."""
+
+    def __init__(self, device: GpuDevice) -> None:
+        self.device = device
+        self.handle = 0
+        self.keeps: list[Any] = []
+
+    def launch(self, stream: Any = None) -> None:
+        """Replay it."""
+        if not self.handle:
+            raise DeviceError("the graph's capture has not ended, or has failed; nothing to replay")
+        self.device.driver.activate(self.device.index)
+        self.device.driver.graph_launch(self.handle, self.device.stream_handle(stream))
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", 0) and not sys.is_finalizing():
+            with contextlib.suppress(DeviceError):
+                self.device.driver.activate(self.device.index)
+                self.device.driver.graph_destroy(self.handle)
+
+
+class GpuDevice:
+    """One GPU. See `Device` for the methods that all devices share."""
+
+    default_stream = 0
+    """The driver's legacy default stream: work of this library without a stream is ordered with everything else."""
+
+    def __init__(self, driver: Driver, index: int) -> None:
+        self.driver, self.index = driver, index
+        self.name = f"{driver.vendor}:{index}"
+        driver.activate(index)
+        self.reported_arch = driver.arch_name(index)
+        self.arch: Arch = arch(self.reported_arch)
+        self._loaded: dict[str, tuple[int, int]] = {}
+        self._since_wait: list[str] = []
+        self._capture: tuple[int, Graph] | None = None
+
+    def __repr__(self) -> str:
+        return f"<GpuDevice {self.name} {self.reported_arch}>"
+
+    def describe(self) -> dict[str, Any]:
+        """Name, versions and sizes, for reports."""
+        return {"device": self.name, "arch": self.reported_arch, **self.driver.describe(self.index)}
+
+    # -- arrays --
+
+    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike) -> DeviceArray:
+        """See `Device.empty`."""
+        extents = tuple(int(extent) for extent in shape)
+        kind = np.dtype(dtype)
+        return DeviceArray(Buffer(self, math.prod(extents) * kind.itemsize), 0, extents, kind)
+
+    def section(self, array: Any, start: int, shape: Sequence[int]) -> DeviceArray:
+        """See `Device.section`."""
+        extents = tuple(int(extent) for extent in shape)
+        if start < 0 or start + math.prod(extents) > array.size:
+            raise InputError(f"section {start} + {extents} is outside {array!r}")
+        return DeviceArray(array.buffer, array.offset + start * array.dtype.itemsize, extents, array.dtype)
+
+    def to_device(self, array: npt.NDArray[Any]) -> DeviceArray:
+        """See `Device.to_device`."""
+        host = np.ascontiguousarray(array)
+        copy = self.empty(host.shape, host.dtype)
+        if host.nbytes:
+            self.driver.copy_in(copy.pointer, host.ctypes.data, host.nbytes)
+        return copy
+
+    def write(self, array: DeviceArray, values: npt.NDArray[Any]) -> None:
+        """Overwrite an array of this device with numpy values of its shape and dtype."""
+        host = np.ascontiguousarray(values)
+        if host.shape != array.shape or host.dtype != array.dtype:
+            raise InputError(f"values are {host.dtype}{list(host.shape)}; required: {array.dtype}{list(array.shape)}")
+        self.driver.activate(self.index)
+        if host.nbytes:
+            self.driver.copy_in(array.pointer, host.ctypes.data, host.nbytes)
+
+    def to_host(self, array: Any) -> npt.NDArray[Any]:
+        """See `Device.to_host`. Waits for the device."""
+        view = self.view("array", array)
+        dtype = array.dtype if isinstance(array, DeviceArray) else np.dtype(view.numpy_dtype)
+        host = np.empty(view.shape, dtype)
+        self.synchronize()
+        if host.nbytes:
+            self.driver.copy_out(host.ctypes.data, view.pointer, host.nbytes)
+        return host
+
+    def view(self, name: str, array: Any) -> View:
+        """See `Device.view`. Takes arrays of this device, `__cuda_array_interface__` and DLPack."""
+        if isinstance(array, DeviceArray):
+            if array.buffer.device is not self:
+                raise InputError(f"{name} is on {array.buffer.device.name}; required: {self.name}, as the call's device")
+            found = View(array.pointer, array.shape, dtype_name(array.dtype), True, str(array.dtype))
+        elif isinstance(array, np.ndarray):
+            raise InputError(
+                f"{name} is a numpy array in host memory; required: an array on {self.name}, for instance device.to_device({name})"
+            )
+        elif hasattr(array, "__cuda_array_interface__"):
+            found = self._view_interface(name, array.__cuda_array_interface__)
+        elif hasattr(array, "__dlpack__"):
+            found = self._view_dlpack(name, array)
+        else:
+            raise InputError(
+                f"{name} is a {type(array).__name__}; {self.name} takes its own arrays, __cuda_array_interface__ and DLPack"
+            )
+        alignment = ALIGNMENT.get(found.dtype, 1)
+        if found.pointer % alignment:
+            raise InputError(f"{name} is at an address that is not a multiple of {alignment}, which {found.dtype} needs")
+        return found
+
+    def _view_interface(self, name: str, interface: dict[str, Any]) -> View:
+        pointer, read_only = interface["data"]
+        shape = tuple(interface["shape"])
+        dtype = np.dtype(interface["typestr"])
+        strides = interface.get("strides")
+        self._require_contiguous(name, shape, strides, dtype.itemsize)
+        if math.prod(shape):
+            self._require_here(name, pointer)
+        producer = interface.get("stream")
+        if producer is not None:
+            self.order_after(producer, self.default_stream)
+        return View(pointer, shape, dtype_name(dtype), not read_only, str(dtype))
+
+    def _view_dlpack(self, name: str, array: Any) -> View:
+        kind, index = array.__dlpack_device__()
+        if (int(kind), int(index)) != (self.driver.dlpack_device, self.index):
+            raise InputError(f"{name} is on DLPack device {int(kind)}:{index}; required: {self.name}")
+        found = dlpack.peek(array.__dlpack__(stream=self._dlpack_stream()))
+        if found.dtype is None:
+            raise InputError(f"{name} has a DLPack dtype that no kernel takes; required: float32, int32 or uint8")
+        self._require_contiguous(name, found.shape, found.strides, 1)
+        return View(found.pointer, found.shape, dtype_name(found.dtype), True, str(found.dtype))
+
+    def _dlpack_stream(self) -> int:
+        # DLPack: 1 is CUDA's legacy default stream and 0 is not allowed; on ROCm the default is 0.
+        return 1 if self.driver.dlpack_device == dlpack.CUDA else 0
+
+    def _require_contiguous(self, name: str, shape: tuple[int, ...], strides: Any, unit: int) -> None:
+        expected = unit
+        for extent, stride in reversed(list(zip(shape, strides or (), strict=bool(strides)))):
+            if extent != 1 and stride != expected and 0 not in shape:
+                raise InputError(f"{name} has strides {tuple(strides)} for shape {shape}; required: C-contiguous")
+            expected *= extent
+
+    def _require_here(self, name: str, pointer: int) -> None:
+        self.driver.activate(self.index)
+        owner = self.driver.owner(pointer)
+        if owner != self.index:
+            where = "host memory" if owner is None else f"{self.driver.vendor}:{owner}"
+            raise InputError(f"{name} is in {where}; required: {self.name}")
+
+    # -- streams, events, graphs --
+
+    def stream(self) -> Stream:
+        """A new stream."""
+        return Stream(self)
+
+    def event(self) -> Event:
+        """A new event."""
+        return Event(self)
+
+    def stream_handle(self, stream: Any) -> int:
+        """The handle of a stream of this device: None, a Stream, a `__cuda_stream__` object or an integer handle.
+
+        Raises:
+            InputError: a stream of another device, or something else.
+        """
+        if stream is None:
+            return self.default_stream
+        if isinstance(stream, Stream):
+            if stream.device is not self:
+                raise InputError(f"the stream is one of {stream.device.name}; required: one of {self.name}")
+            return stream.handle
+        if hasattr(stream, "__cuda_stream__"):
+            stream = stream.__cuda_stream__()[1]
+        if not isinstance(stream, int) or isinstance(stream, bool):
+            raise InputError(f"stream is {stream!r}; required: a stream of {self.name}, an integer handle, or None")
+        if stream in (0, 1, 2):  # default streams are per context, and the context is this device's
+            return stream
+        self.driver.activate(self.index)
+        owner = self.driver.stream_device(stream)
+        if owner != self.index:
+            raise InputError(f"the stream is one of {self.driver.vendor}:{owner}; required: one of {self.name}")
+        return stream
+
+    def order_after(self, earlier: int, later: int) -> None:
+        """Make one stream wait for what another has queued so far."""
+        if earlier == later:
+            return
+        event = self.event().record(earlier)
+        self.driver.stream_wait(later, event.handle)
+
+    def synchronize(self) -> None:
+        """Wait for everything queued on the device."""
+        self.waiting(self.driver.synchronize)
+
+    def waiting(self, wait: Any, *args: Any) -> None:
+        """Wait, and attribute a fault that shows up to the launches since the last wait."""
+        self.driver.activate(self.index)
+        launched, self._since_wait = self._since_wait, []
+        try:
+            wait(*args)
+        except DeviceError as error:
+            raise DeviceError(
+                f"{error}. Launched on {self.name} since it was last waited for: {', '.join(launched) or 'nothing'}"
+            ) from error
+
+    @contextlib.contextmanager
+    def capture(self, stream: Stream) -> Iterator[Graph]:
+        """Capture what is launched on a stream inside the block into a graph, instead of running it.
+
+        If the block raises, the capture is ended and dropped, and the stream is usable again.
+        """
+        handle = self.stream_handle(stream)
+        graph = Graph(self)
+        self.driver.activate(self.index)
+        self.driver.capture_begin(handle)
+        self._capture = (handle, graph)
+        try:
+            yield graph
+        except BaseException:
+            with contextlib.suppress(DeviceError):
+                self.driver.graph_destroy(self.driver.capture_end(handle))
+            raise
+        finally:
+            self._capture = None
+        graph.handle = self.driver.capture_end(handle)
+
+    # -- kernels --
+
+    def load(self, artifact: Artifact) -> tuple[int, str]:
+        """See `Device.load`."""
+        if artifact.key not in self._loaded:
+            self.driver.activate(self.index)
+            module = self.driver.module_load(artifact.code)
+            self._loaded[artifact.key] = (module, self.driver.module_function(module, artifact.entry))
+        return (self._loaded[artifact.key][1], artifact.entry)
+
+    def launch(
+        self, kernel: Any, grid: tuple[int, int, int], block: int, args: KernelArgs, stream: Any = None
+    ) -> None:
+        """See `Device.launch`. Returns when the launch is queued."""
+        function, entry = kernel
+        handle = self.stream_handle(stream)
+        if self._capture is not None and self._capture[0] == handle:
+            self._capture[1].keeps.append(args)
+        self.driver.activate(self.index)
+        try:
+            self.driver.launch(function, grid, block, ctypes.addressof(args.pointers), handle)
+        except DeviceError as error:
+            raise DeviceError(f"{entry}, grid {grid}, {block} threads: {error}") from error
+        if len(self._since_wait) < 16:
+            self._since_wait.append(entry)

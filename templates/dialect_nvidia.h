@@ -1,0 +1,78 @@
+// Dialect: NVIDIA through NVRTC, no CUDA header needed. A warp has the 32 lanes of a wave32.
+#define SHARED(type, name, count, offset) __shared__ type name[count]
+
+__device__ __forceinline__ int thread() { return threadIdx.x; }
+__device__ __forceinline__ int lane() { return threadIdx.x & 31; }
+__device__ __forceinline__ int wave() { return threadIdx.x >> 5; }
+__device__ __forceinline__ int block_x() { return blockIdx.x; }
+__device__ __forceinline__ int block_y() { return blockIdx.y; }
+__device__ __forceinline__ int block_z() { return blockIdx.z; }
+
+// All threads of the block arrive; shared memory written before is visible after.
+__device__ __forceinline__ void block_sync() { __syncthreads(); }
+
+// The value that lane (lane ^ MASK) holds.
+template <int MASK>
+__device__ __forceinline__ float lane_xor(float x) {
+    return __shfl_xor_sync(0xffffffffu, x, MASK);
+}
+
+__device__ __forceinline__ float fma_f32(float a, float b, float c) { return fmaf(a, b, c); }
+__device__ __forceinline__ float max_f32(float a, float b) { return fmaxf(a, b); }
+__device__ __forceinline__ float min_f32(float a, float b) { return fminf(a, b); }
+__device__ __forceinline__ float abs_f32(float a) { return fabsf(a); }
+__device__ __forceinline__ float rint_f32(float a) { return rintf(a); }
+__device__ __forceinline__ float exp2_f32(float x) {  // MUFU.EX2; ftz spares the scaling of subnormal results
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ __forceinline__ float f16_to_f32(unsigned short bits) {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+    return x;
+}
+__device__ __forceinline__ unsigned short f32_to_f16(float x) {
+    unsigned short bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    return bits;
+}
+
+// A Q8_0 block starts at an even address, no more: wider loads are made of aligned words.
+__device__ __forceinline__ unsigned short load_u16(const unsigned char* p) { return *(const unsigned short*)p; }
+
+// Four codes as floats. The byte with its sign bit flipped is the unsigned number code + 128; as the low byte of
+// 0x4B000000 it is the float 2^23 + code + 128, and the subtraction is exact. One permute and one add a code, where a
+// conversion instruction runs at a quarter of that rate.
+__device__ __forceinline__ void codes_of_word(unsigned word, float* code) {
+    const unsigned flipped = word ^ 0x80808080u;
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        code[i] = __uint_as_float(__byte_perm(flipped, 0x4B000000u, 0x7440 + i)) - 8388736.0f;
+}
+
+// COUNT (1, 2, 4 or 8) int8 codes from an even address (any address for COUNT 1).
+template <int COUNT>
+__device__ __forceinline__ void load_codes(const unsigned char* p, float (&code)[COUNT]) {
+    if constexpr (COUNT == 1) {
+        code[0] = (float)(signed char)p[0];
+    } else if constexpr (COUNT == 2) {
+        const unsigned word = load_u16(p);
+        code[0] = (float)(signed char)(word & 0xff);
+        code[1] = (float)(signed char)(word >> 8);
+    } else {
+        // The aligned word p lies in, the next ones, and the one that holds the last byte: never one behind it.
+        const unsigned long long address = (unsigned long long)p;
+        const unsigned* words = (const unsigned*)(address & ~3ull);
+        const unsigned shift = (unsigned)(address & 2) * 8;
+        const unsigned last = *(const unsigned*)((address + COUNT - 2) & ~3ull);
+        if constexpr (COUNT == 4) {
+            codes_of_word(__funnelshift_r(words[0], last, shift), code);
+        } else {
+            const unsigned middle = words[1];
+            codes_of_word(__funnelshift_r(words[0], middle, shift), code);
+            codes_of_word(__funnelshift_r(middle, last, shift), code + 4);
+        }
+    }
+}

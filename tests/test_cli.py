@@ -1,0 +1,554 @@
+"""The command line: what it prints where, its exit codes, and what it says to bad input."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hipfire_kernels.model import demo_pair_path, demo_prompts
+
+from hipfire_kernels import builder, families, parity
+from hipfire_kernels.archs import ARCHS
+from hipfire_kernels.cli import app
+from hipfire_kernels.errors import (
+    CheckpointError,
+    CompileError,
+    DeadlockError,
+    DeviceError,
+    HipfireError,
+    InputError,
+    NotAdmitted,
+    RenderError,
+    ToolchainUnavailable,
+)
+from hipfire_kernels.family import Variant
+from hipfire_kernels.render import render
+from hipfire_kernels.toolchains import registry
+
+ROWS = "attention_flash_q8_0_rows"
+ROWS8 = "attention_flash_q8_0_rows8_d8"
+REDUCE = "attention_flash_reduce_batched_d1"
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        """The one JSON document on stdout."""
+        return json.loads(self.out)
+
+
+Hfk = Callable[..., Run]
+
+
+@pytest.fixture
+def hfk(capsys: pytest.CaptureFixture[str]) -> Hfk:
+    """Run a command in this process, as `main` does."""
+
+    def run(*args: str) -> Run:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            app(list(args), prog_name="hfk")
+        seen = capsys.readouterr()
+        return Run(int(ended.value.code or 0), seen.out, seen.err)
+
+    return run
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which no toolchain finds anything."""
+    for toolchain in registry.toolchains():
+        monkeypatch.setattr(toolchain, "available", lambda arch: "not installed")
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
+    """Put a fault into every source that has `old`; the kernel under test must be one of them."""
+
+    def faulty(variant: Variant, arch: str) -> str:
+        return render(variant, arch).replace(old, new)
+
+    assert old in render(families()[ROWS].variant(rows=8, head_dim=256), "gfx1100") + render(
+        families()["attention_flash_reduce_batched"].variant(head_dim=32, tree=False), "host"
+    )
+    monkeypatch.setattr(Variant, "source", faulty)
+
+
+def stdin(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+# ---- help and start-up -------------------------------------------------------------------------------------
+
+COMMANDS = ["demo", "generate", "list", "render", "build", "parity", "explain", "doctor", "cache"]
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "cache ls", "cache verify", "cache clear", "cache path"])
+def test_help_of_each_command(hfk: Hfk, command: str) -> None:
+    run = hfk(*command.split(), "--help")
+    assert run.code == 0
+    assert run.out.startswith(f"Usage: hfk {command}")
+    assert ("--json" in run.out) == (command != "cache")
+
+
+def test_help_lists_every_command(hfk: Hfk) -> None:
+    run = hfk("--help")
+    assert all(f"\n  {command} " in run.out for command in COMMANDS)
+    assert "Exit codes" in run.out
+
+
+def test_version(hfk: Hfk) -> None:
+    assert hfk("--version").out.startswith("hipfire-kernels 0.")
+
+
+def test_help_imports_nothing_heavy() -> None:
+    program = """
+import sys
+from hipfire_kernels.cli import app
+try:
+    app(["--help"])
+except SystemExit:
+    print(sorted({m.split(".")[0] for m in sys.modules} | set(sys.modules)), file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    for name in ("rich", "jinja2", "cffi", "tokenizers", "hipfire_kernels.dispatch", "hipfire_kernels.model"):
+        assert f"'{name}'" not in done.stderr, name
+    assert "'hipfire_kernels.cli.kernels'" in done.stderr
+
+
+# ---- exit codes --------------------------------------------------------------------------------------------
+
+CODES = [
+    (InputError("x"), 2),
+    (CheckpointError("x"), 2),
+    (NotAdmitted("x"), 3),
+    (ToolchainUnavailable("x"), 3),
+    (DeviceError("x"), 3),
+    (DeadlockError("x"), 1),
+    (CompileError("x"), 1),
+    (RenderError("x"), 1),
+    (HipfireError("x"), 1),
+]
+
+
+@pytest.mark.parametrize(("error", "code"), CODES, ids=lambda value: type(value).__name__)
+def test_an_error_becomes_a_message_and_a_code(
+    hfk: Hfk, monkeypatch: pytest.MonkeyPatch, error: HipfireError, code: int
+) -> None:
+    def fail(*args: object) -> str:
+        raise error
+
+    monkeypatch.setattr(Variant, "source", fail)
+    run = hfk("render", ROWS8, "--arch", "gfx1100")
+    assert (run.code, run.out, run.err) == (code, "", "error: x\n")
+    run = hfk("render", ROWS8, "--arch", "gfx1100", "--json")
+    assert (run.code, run.err) == (code, "error: x\n")
+    assert run.document == {"error": {"kind": type(error).__name__, "message": "x"}}
+
+
+BAD_INPUT = [
+    ("render nonsense --arch gfx1100", "no kernel family or variant is named 'nonsense'"),
+    ("render attention_flash_q8_0_row8_d8 --arch gfx1100", f"did you mean .*{ROWS8}"),
+    (f"render {ROWS} --arch gfx1100", f"4 variants; choose one with --param .*{ROWS8}"),
+    (f"render {ROWS} --arch gfx1100 --param rows=8", r"2 variants.*head_dim \(128, 256\)"),
+    (f"render {ROWS} --arch gfx1100 --param rows=5", "'rows=5'; legal values of rows: 4, 8"),
+    (f"render {ROWS} --arch gfx1100 --param tile=1", "--param is 'tile=1'; required: KEY=VALUE"),
+    (f"render {ROWS} --arch gfx1100 --param rows", "--param is 'rows'; required: KEY=VALUE"),
+    (f"render {ROWS8} --arch gfx1100 --param rows=8", "--param rows=8 with .* one variant already"),
+    (f"render {ROWS8} --arch gfx90a", "arch 'gfx90a' is not known; known archs: gfx1100"),
+    (f"render {ROWS8}", "Missing option '--arch'"),
+    ("build --arch gfx1100", "no VARIANT is given"),
+    (f"build {ROWS8} --all --arch gfx1100", "VARIANT and --all are both given"),
+    (f"build {ROWS8} --arch gfx1100,gfx90a", "arch 'gfx90a' is not known"),
+    (f"build {ROWS8} --arch gfx1100 --toolchain gcc", "toolchain 'gcc' does not build for gfx1100"),
+    (f"build {ROWS8} --arch host --toolchain clang", "toolchain 'clang' does not build for host"),
+    (f"build {ROWS8} --arch gfx1100 --against /nonexistent", "--against /nonexistent cannot be read"),
+    ("parity", "no VARIANT is given"),
+    (f"parity {REDUCE} --device gpu", "device 'gpu' is not known"),
+    (f"parity {REDUCE} --device auto --thread-order 3", "--thread-order with --device auto"),
+    (f"parity {REDUCE} --thread-order x", "Invalid value for '--thread-order'"),
+    ("explain", "Missing option '--arch'"),
+    ("explain --arch gfx1100 --heads 24", "--heads is '24'; required: query heads / KV heads"),
+    ("explain --arch gfx1100 --rows many", "Invalid value for '--rows'"),
+    ("demo --index 99", r"--index is 99; the demo has the prompts 0 \.\. 10"),
+    ("demo --kv-format fp8", "kv_format is 'fp8'; legal are 'q8_0', 'f32'"),
+    ("demo --kv-format f32 --block-size 99", "block_size is 99; legal are whole numbers from 1 to 16"),
+    ("demo --kv-format f32 --no-draft --block-size 4", "block_size is 4, but this engine has no draft"),
+    ("demo --kv-format f32 --max-new-tokens 0", "max_new_tokens is 0"),
+    ("generate --prompt x --prompt-file y", "--prompt and --prompt-file are both given"),
+    ("generate --prompt-file /nonexistent.txt", "--prompt-file /nonexistent.txt cannot be read"),
+    ("generate --prompt-file /", "--prompt-file / cannot be read"),
+    ("generate --prompt=", "--prompt is empty"),
+    ("generate --prompt x --draft /nonexistent --no-draft", "--draft /nonexistent and --no-draft"),
+    ("generate --prompt x --target /nonexistent", "/nonexistent"),
+    ("generate --prompt x --draft /nonexistent", "/nonexistent"),
+    ("cache prune", "No such command 'prune'"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), BAD_INPUT, ids=[line for line, _ in BAD_INPUT])
+def test_bad_input_is_refused_by_name(hfk: Hfk, line: str, message: str) -> None:
+    run = hfk(*line.split())
+    assert run.code == 2
+    assert run.out == ""
+    assert re.search(message, run.err), run.err
+    assert "Traceback" not in run.err
+
+
+def test_a_switch_that_does_not_parse(hfk: Hfk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HIPFIRE_FA_PERTOKEN_MIN_CTX", "lots")
+    run = hfk("explain", "--arch", "gfx1100")
+    assert run.code == 2
+    assert "HIPFIRE_FA_PERTOKEN_MIN_CTX='lots'" in run.err
+
+
+def test_prompts_that_are_no_text(hfk: Hfk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "latin1").write_bytes(b"caf\xe9")
+    run = hfk("generate", "--prompt-file", str(tmp_path / "latin1"))
+    assert run.code == 2
+    assert "is not UTF-8 (unexpected end of data at byte 3)" in run.err
+    stdin(monkeypatch, b"\xff")
+    assert "stdin is not UTF-8" in hfk("generate").err
+    stdin(monkeypatch, b"")
+    assert "the prompt on stdin is empty" in hfk("generate").err
+
+
+# ---- list, render ------------------------------------------------------------------------------------------
+
+
+def test_list_names_every_variant_without_a_compiler(hfk: Hfk, no_compiler: None) -> None:
+    shown = {family["family"]: family for family in hfk("list", "--json").document}
+    assert list(shown) == list(families())
+    entries = [v["entry"] for family in shown.values() for v in family["variants"]]
+    assert entries == [v.entry for family in families().values() for v in family.variants()]
+    assert shown[ROWS]["routes"] == ["rows8", "rows4"]
+    assert shown["attention_flash_reduce_batched"]["unrouted"] == "the second launch of every tiled route"
+    lines = hfk("list").out.splitlines()
+    assert f"{ROWS}  (route rows8, rows4)" in lines
+    assert [line.split() for line in lines if line.startswith(ROWS8)] == [
+        [ROWS8, "8", "256", "32", "4096", "False"]
+    ]
+
+
+@pytest.mark.parametrize("name", [(ROWS8,), (ROWS, "--param", "rows=8", "--param", "head_dim=256")], ids=len)
+def test_render_prints_the_source_without_a_compiler(
+    hfk: Hfk, no_compiler: None, name: tuple[str, ...]
+) -> None:
+    source = render(families()[ROWS].variant(rows=8, head_dim=256), "gfx1201")
+    assert hfk("render", *name, "--arch", "gfx1201").out == source
+    shown = hfk("render", *name, "--arch", "gfx1201", "--json").document
+    assert (shown["entry"], shown["arch"], shown["source"]) == (ROWS8, "gfx1201", source)
+
+
+def test_a_name_of_both_a_family_and_a_variant(hfk: Hfk) -> None:
+    name = "kv_cache_write_q8_0_batched"
+    assert f"void {name}(" in hfk("render", name, "--arch", "host").out
+    assert (
+        "void kv_cache_write_q8_0_pair_batched("
+        in hfk("render", name, "--param", "pair=true", "--arch", "host").out
+    )
+
+
+# ---- build -------------------------------------------------------------------------------------------------
+
+
+def test_build_reports_what_a_kernel_takes(hfk: Hfk) -> None:
+    run = hfk("build", ROWS8, "attention_flash_q8_0_rows4_d8", "--arch", "gfx1100,gfx1201", "--json")
+    assert run.code == 0
+    kernels = run.document["kernels"]
+    assert [(k["entry"][-8:], k["arch"]) for k in kernels] == [
+        ("rows8_d8", "gfx1100"),
+        ("rows4_d8", "gfx1100"),
+        ("rows8_d8", "gfx1201"),
+        ("rows4_d8", "gfx1201"),
+    ]
+    assert all(k["resources"]["vgprs"] > 0 and k["resources"]["scratch_bytes"] == 0 for k in kernels)
+    assert run.document["failures"] == []
+    assert "build 4/4" in run.err
+    table = hfk("build", ROWS8, "--arch", "gfx1100").out.splitlines()
+    assert table[0].startswith("gfx1100  (")
+    assert table[2].split()[:2] == [ROWS8, str(kernels[0]["resources"]["vgprs"])]
+    assert table[2].split()[-1] == "yes"
+
+
+def test_a_family_stands_for_its_variants(hfk: Hfk) -> None:
+    kernels = hfk("build", "kv_cache_write_q8_0_batched", "--arch", "host", "--json").document["kernels"]
+    assert [k["params"]["pair"] for k in kernels] == [False, True]
+
+
+def test_build_against_an_earlier_report(hfk: Hfk, tmp_path: Path) -> None:
+    file = tmp_path / "earlier.json"
+    build = ("build", ROWS8, "--arch", "gfx1100", "--against", str(file))
+    report = hfk(*build[:4], "--json").document
+    file.write_text(json.dumps(report))
+    assert hfk(*build, "--json").document["changes"] == []
+    assert f"nothing changed against {file}" in hfk(*build).out
+    resources = report["kernels"][0]["resources"]
+    vgprs, waves = resources["vgprs"], resources["occupancy"]
+    resources.update(vgprs=vgprs - 1, occupancy=waves - 1)
+    file.write_text(json.dumps(report))
+    changes = hfk(*build, "--json").document["changes"]
+    assert [(c["field"], c["before"], c["after"], c["verdict"]) for c in changes] == [
+        ("vgprs", vgprs - 1, vgprs, "worse"),
+        ("occupancy", waves - 1, waves, "better"),
+    ]
+    assert re.search(rf"{ROWS8} +gfx1100 +vgprs +{vgprs - 1} +{vgprs} +worse", hfk(*build).out)
+    file.write_text(json.dumps({"kernels": []}))
+    assert [c["verdict"] for c in hfk(*build, "--json").document["changes"]] == ["new"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"kernels": [{}]}', '{"kernels": [{"resources": {"cats": 1}}]}']
+)
+def test_against_no_report(hfk: Hfk, tmp_path: Path, text: str) -> None:
+    (tmp_path / "file").write_text(text)
+    run = hfk("build", ROWS8, "--arch", "gfx1100", "--against", str(tmp_path / "file"))
+    assert run.code == 2
+    assert f"--against {tmp_path / 'file'} is no report" in run.err
+
+
+def test_build_fails_on_a_spill(hfk: Hfk, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = builder.build
+
+    def spilling(*args: Any) -> builder.Artifact:
+        artifact = honest(*args)
+        return replace(artifact, resources=replace(artifact.resources, vgpr_spills=7, scratch_bytes=28))
+
+    monkeypatch.setattr(builder, "build", spilling)
+    run = hfk("build", ROWS8, "--arch", "gfx1100")
+    assert run.code == 1
+    assert f"error: {ROWS8} for gfx1100 spills: vgpr_spills 7, scratch_bytes 28" in run.err
+
+
+def test_build_shows_the_source_that_does_not_compile(hfk: Hfk, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, "const int head = block_x()", "const int head = block_w()")
+    run = hfk("build", ROWS8, "kv_cache_write_q8_0_pair_batched", "--arch", "gfx1100", "--json")
+    assert run.code == 1
+    assert [k["entry"] for k in run.document["kernels"]] == ["kv_cache_write_q8_0_pair_batched"]
+    assert [f["entry"] for f in run.document["failures"]] == [ROWS8]
+    marked = [line for line in run.err.splitlines() if line.startswith(">")]
+    assert len(marked) == 1
+    assert re.match(r"> +\d+ \|     const int head = block_w\(\)", marked[0])
+
+
+def test_build_without_a_compiler_is_refused(hfk: Hfk, no_compiler: None) -> None:
+    run = hfk("build", ROWS8, "--arch", "gfx1100")
+    assert run.code == 3
+    assert "clang: not installed" in run.err
+    assert run.out == ""
+
+
+# ---- parity ------------------------------------------------------------------------------------------------
+
+
+def test_parity_reports_the_worst_error(hfk: Hfk) -> None:
+    run = hfk("parity", REDUCE, "attention_flash_q8_0_rows4_d4", "--quick", "--json")
+    assert run.code == 0
+    merge, rows = run.document["variants"]
+    assert (merge["variant"], merge["twin"]) == (REDUCE, None)
+    assert (rows["variant"], rows["twin"]) == ("attention_flash_q8_0_rows4_d4", 0.0)
+    assert merge["cases"] == rows["cases"] > 40
+    assert 0 < merge["worst"] <= merge["limit"] == 1e-5
+    assert "parity 2/2" in run.err
+    assert "1 variants, 45 cases, 0 failures" in hfk("parity", REDUCE, "--quick", "--thread-order", "7").out
+
+
+def test_parity_fails_on_a_faulty_kernel(hfk: Hfk, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, "acc[i] / sum", "acc[i]")
+    run = hfk("parity", REDUCE, "--quick")
+    assert run.code == 1
+    assert re.search(rf"FAILED {REDUCE} B1-ctx1-h2/2-d32-normal-seed\d+: error \d", run.out)
+    assert re.search(r"1 variants, 45 cases, [1-9]\d* failures", run.out)
+    failed = hfk("parity", REDUCE, "--quick", "--json").document["variants"][0]
+    assert failed["worst"] > failed["limit"]
+    assert failed["failures"][0].startswith(f"FAILED {REDUCE} ")
+
+
+def test_parity_survives_a_deadlock(hfk: Hfk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def deadlock(*args: object) -> parity.Result:
+        raise DeadlockError("threads wait for each other")
+
+    monkeypatch.setattr(parity, "check", deadlock)
+    run = hfk("parity", REDUCE, "--quick", "--json")
+    assert run.code == 1
+    (report,) = run.document["variants"]
+    assert report["worst"] is None
+    assert report["failures"][0].endswith(": threads wait for each other")
+
+
+# ---- explain -----------------------------------------------------------------------------------------------
+
+
+def test_explain_an_admitted_request(hfk: Hfk) -> None:
+    run = hfk("explain", "--arch", "gfx1100")
+    assert run.code == 0
+    lines = run.out.splitlines()
+    assert lines[0].split() == ["check", "request", "rows8", "rows4", "tile_batched"]
+    assert ["rows", "16", "ok", "ok", "ok"] in [line.split() for line in lines]
+    assert "route: rows8" in lines
+    assert hfk("explain", "--arch", "gfx1100", "--json").document["route"] == "rows8"
+
+
+def test_explain_says_why_not(hfk: Hfk) -> None:
+    line = "explain --arch gfx1201 --rows 5 --ctx 100 --layout tree --capturing --recording --window 7"
+    decision = hfk(*line.split(), "--json").document
+    assert decision["route"] == "tile_batched"
+    failed = {c["name"] for c in decision["checks"]["rows8"] if not c["ok"]}
+    assert failed == {"layout", "rows", "window", "capturing", "recording", "logical_ctx", "evidence"}
+    run = hfk(*line.split())
+    assert ["rows", "5", "NO", "ok", "ok"] in [row.split() for row in run.out.splitlines()]
+    assert "  rows: 5, required 8 .. 32" in run.out.splitlines()
+
+
+def test_explain_a_draft(hfk: Hfk) -> None:
+    decision = hfk("explain", "--arch", "host", "--workload", "draft", "--causal", "--json").document
+    assert decision["route"] == "dflash_sliding"
+    assert decision["request"]["head_dim"] == 128
+
+
+@pytest.mark.parametrize(
+    "wrong", ["--arch gfx90a", "--arch gfx1100 --kv-format fp8", "--arch all --head-dim 100"]
+)
+def test_explain_exits_with_3_if_nothing_may_run(hfk: Hfk, wrong: str) -> None:
+    run = hfk("explain", *wrong.split())
+    assert run.code == 3
+    assert "none" in run.out
+
+
+def test_explain_all_archs(hfk: Hfk) -> None:
+    rows = [line.split()[:2] for line in hfk("explain", "--arch", "all").out.splitlines()[1:]]
+    assert [arch for arch, _ in rows] == list(ARCHS)
+    assert dict(rows)["gfx1100"] == "rows8"
+    assert dict(rows)["gfx1201"] == "tile_batched"
+    assert len(hfk("explain", "--arch", "all", "--json").document) == len(ARCHS)
+
+
+# ---- cache, doctor -----------------------------------------------------------------------------------------
+
+
+def test_cache_commands(hfk: Hfk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HIPFIRE_CACHE_DIR", str(tmp_path))
+    assert hfk("cache", "path").out == f"{tmp_path}\n"
+    assert hfk("cache", "path", "--json").document == {"path": str(tmp_path)}
+    assert hfk("cache", "ls", "--json").document == []
+    hfk("build", REDUCE, "--arch", "gfx1100")
+    (entry,) = hfk("cache", "ls", "--json").document
+    assert (entry["entry"], entry["arch"], entry["toolchain"]) == (REDUCE, "gfx1100", "clang")
+    assert f"1 kernels in {tmp_path}" in hfk("cache", "ls").out
+    assert hfk("cache", "verify", "--json").document == {"path": str(tmp_path), "unsound": []}
+    (file,) = (tmp_path / "artifacts").iterdir()
+    file.write_bytes(file.read_bytes()[:-1])
+    run = hfk("cache", "verify")
+    assert run.code == 1
+    assert f"{file} is truncated" in run.out
+    assert hfk("cache", "clear", "--json").document == {"path": str(tmp_path), "removed": 1}
+    assert "removed 0 kernels" in hfk("cache", "clear").out
+
+
+def test_doctor(hfk: Hfk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HIPFIRE_FA_PERTOKEN_MIN_CTX", "-1")
+    run = hfk("doctor", "--json")
+    assert run.code == 0
+    found = run.document
+    chosen = {arch: group["chosen"] for group in found["compilers"] for arch in group["archs"]}
+    assert (chosen["gfx1100"], chosen["host"]) == ("clang", "host")
+    assert {"hiprtc", "clang"} <= {c["toolchain"] for c in found["compilers"][0]["candidates"]}
+    assert all(c["why"] for group in found["compilers"] for c in group["candidates"])
+    switch = found["switches"][0]
+    assert (switch["name"], switch["value"], switch["default"]) == (
+        "HIPFIRE_FA_PERTOKEN_MIN_CTX",
+        "-1",
+        "4096",
+    )
+    assert "would widen" in switch["problem"]
+    text = hfk("doctor").out
+    assert "  chosen  clang: " in text
+    assert "problem: HIPFIRE_FA_PERTOKEN_MIN_CTX=-1 would widen" in text
+
+
+def test_doctor_without_a_compiler(hfk: Hfk, no_compiler: None) -> None:
+    run = hfk("doctor", "--json")
+    assert run.code == 0
+    assert {group["chosen"] for group in run.document["compilers"]} == {None}
+
+
+# ---- demo, generate ----------------------------------------------------------------------------------------
+
+
+def test_demo_in_json(hfk: Hfk) -> None:
+    run = hfk("demo", "--kv-format", "f32", "--json")
+    assert run.code == 0
+    found = run.document
+    assert round(found["tau"], 3) == 1.442
+    assert found["acceptance_length"] == found["tau"] + 1
+    assert (len(found["tokens"]), found["stop_reason"]) == (128, "length")
+    assert sum(found["produced"]) + 1 == 128
+    assert len(found["produced"]) == found["cycles"]
+    assert found["routes"] == {"numpy": 4 * found["cycles"] + 2}
+    assert found["tokens_per_second"] > 0
+    assert run.err.startswith("loading the demo pair")
+
+
+def test_demo_prints_prompt_text_and_figures(hfk: Hfk) -> None:
+    run = hfk("demo", "--index", "1", "--max-new-tokens", "12")
+    assert run.code == 0
+    text = hfk("demo", "--index", "1", "--max-new-tokens", "12", "--json").document["text"]
+    assert run.out.startswith(demo_prompts()[1] + text + "\n\ntokens             12 (length)\n")
+    names = [re.split("  +", line)[0] for line in run.out.splitlines()[-7:]]
+    assert names == ["tokens", "tokens/s", "tau", "acceptance length", "cycles", "routes", "prefill"]
+    assert re.search(r"routes +tile_batched x \d+, dflash_scalar x \d+", run.out)
+
+
+def test_generate_takes_its_prompt_from_anywhere(
+    hfk: Hfk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    short = ("--kv-format", "f32", "--max-new-tokens", "8", "--json")
+    prompt = "import os\n\ndef é"
+    (tmp_path / "prompt").write_text(prompt, encoding="utf-8")
+    tokens = hfk("generate", "--prompt", prompt, *short).document["tokens"]
+    assert len(tokens) == 8
+    assert hfk("generate", "--prompt-file", str(tmp_path / "prompt"), *short).document["tokens"] == tokens
+    stdin(monkeypatch, prompt.encode())
+    assert hfk("generate", *short).document["tokens"] == tokens
+    folder = demo_pair_path()
+    pair = ("--target", str(folder / "target"), "--draft", str(folder / "draft"))
+    named = hfk("generate", "--prompt", prompt, *pair, *short).document
+    assert named["tokens"] == tokens
+    assert named["cycles"] < 7
+    for plain in [("--no-draft",), ("--block-size", "1"), pair[:2]]:
+        found = hfk("generate", "--prompt", prompt, *plain, *short).document
+        assert (found["tokens"], found["cycles"], found["tau"]) == (tokens, 7, 0.0)
+
+
+def test_text_comes_as_it_is_accepted(hfk: Hfk, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+
+    class Watched(io.StringIO):
+        def flush(self) -> None:
+            written.append(self.getvalue())
+
+    monkeypatch.setattr(sys, "stdout", Watched())
+    hfk("generate", "--prompt", "import os\n", "--kv-format", "f32", "--max-new-tokens", "16")
+    assert len(set(written)) > 5
+
+
+@pytest.mark.parametrize("line", ["list", f"render {ROWS8} --arch host", "doctor", "cache verify"])
+def test_nothing_but_the_document_is_on_stdout(hfk: Hfk, line: str) -> None:
+    run = hfk(*line.split(), "--json")
+    assert run.code == 0
+    assert run.document
+    assert run.err == ""
