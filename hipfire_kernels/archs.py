@@ -28,6 +28,7 @@ class Arch:
         vgpr_granule: VGPRs are allocated to a wave in multiples of this.
         max_waves: waves one SIMD can hold.
         max_workgroup: threads one workgroup may have.
+        max_workgroups: workgroups that may be resident on `simds` SIMDs, however small; 0 for no such limit.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Arch:
     vgpr_granule: int = 24
     max_waves: int = 16
     max_workgroup: int = 1024
+    max_workgroups: int = 0
 
 
 _TABLE = (
@@ -47,8 +49,8 @@ _TABLE = (
     Arch("gfx1151", "amd"),
     Arch("gfx1200", "amd"),
     Arch("gfx1201", "amd"),
-    # 48 KiB is what a block may declare statically; registers are allotted by the multiprocessor, not by a SIMD.
-    Arch("sm_90", "nvidia", lds_bytes=48 * 1024, lds_pool_bytes=228 * 1024, vgpr_file=0, vgpr_granule=0, max_waves=16),
+    # A multiprocessor is four schedulers with 512 registers a lane each; 48 KiB is what a block may declare statically.
+    Arch("sm_90", "nvidia", 48 * 1024, 228 * 1024, vgpr_file=512, vgpr_granule=8, max_workgroups=32),
     # The host runs a block at a time on each core: LDS and workgroup limits are the GPUs', so that a
     # kernel which passes here fits there; registers have no meaning.
     Arch("host", "host", vgpr_file=0, vgpr_granule=0, max_waves=0),

@@ -10,6 +10,7 @@ from typing import Protocol
 from .archs import Arch
 from .archs import arch as lookup
 from .cache import ArtifactCache, Entry, artifact_key, default_cache
+from .cubin import read_cubin
 from .resources import FIELDS, Resources, read_resources
 from .toolchains import Toolchain
 from .toolchains.registry import choose
@@ -25,6 +26,10 @@ class Buildable(Protocol):
     @property
     def lds_bytes(self) -> int:
         """LDS of one workgroup, in bytes."""
+
+    @property
+    def threads(self) -> int:
+        """Threads of a workgroup."""
 
     def source(self, arch: str) -> str:
         """The rendered source."""
@@ -116,6 +121,8 @@ def _compile(
     compiled = compiler.compile(source, arch)
     if arch.dialect == "amd":
         resources = read_resources(compiled.code, arch, variant.entry)
+    elif arch.dialect == "nvidia":
+        resources = read_cubin(compiled.code, arch, variant.entry, variant.lds_bytes, variant.threads)
     else:
         resources = Resources(lds_bytes=variant.lds_bytes)
     return Entry(

@@ -188,6 +188,11 @@ class Variant:
         """LDS of one block, in bytes."""
         return sum(region.nbytes for region in self.lds)
 
+    @property
+    def threads(self) -> int:
+        """Threads of one block."""
+        return self.family.block
+
     def source(self, arch: str = "gfx1100") -> str:
         """The rendered HIP source for an arch. Needs no compiler.
 

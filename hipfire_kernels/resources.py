@@ -124,6 +124,8 @@ def occupancy(arch: Arch, vgprs: int, lds_bytes: int, threads: int) -> int:
     if lds_bytes:
         workgroups = arch.lds_pool_bytes // lds_bytes
         waves = min(waves, -(-workgroups * -(-threads // WAVE) // arch.simds))
+    if arch.max_workgroups:
+        waves = min(waves, -(-arch.max_workgroups * -(-threads // WAVE) // arch.simds))
     return waves
 
 
@@ -133,7 +135,7 @@ def read_resources(code: bytes, arch: Arch, entry: str) -> Resources:
     Raises:
         ToolchainError: it is no code object, or has no such kernel.
     """
-    elf = _elf(code)
+    elf = open_elf(code)
     kernel = _kernel(elf, entry)
     vgprs, lds, threads = (
         kernel[name] for name in (".vgpr_count", ".group_segment_fixed_size", ".max_flat_workgroup_size")
@@ -161,7 +163,7 @@ def read_args(code: bytes, entry: str) -> tuple[KernelArg, ...]:
     """
     return tuple(
         KernelArg(arg.get(".name", ""), arg[".offset"], arg[".size"], arg[".value_kind"])
-        for arg in _kernel(_elf(code), entry).get(".args", ())
+        for arg in _kernel(open_elf(code), entry).get(".args", ())
         if not arg[".value_kind"].startswith("hidden_")
     )
 
@@ -178,7 +180,8 @@ def _verdict(name: str, before: int | None, after: int | None) -> str:
     return "better" if (after > before) == (name in _HIGHER_IS_BETTER) else "worse"
 
 
-def _elf(code: bytes) -> Any:
+def open_elf(code: bytes) -> Any:
+    """The ELF file. ToolchainError: it is none."""
     from elftools.common.exceptions import ELFError
     from elftools.elf.elffile import ELFFile
 

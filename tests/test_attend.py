@@ -247,7 +247,7 @@ BAD_ATTEND: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
     ("scale", lambda c: float("nan"), "scale is nan"),
     ("window", lambda c: -3, "(?s)no route may run.*window: -3"),
     ("route", lambda c: "rows9", "route 'rows9' is not known"),
-    ("device", lambda c: "cuda:9", "device 'cuda:9'"),
+    ("device", lambda c: "cuda:9", "no NVIDIA driver|cuda:9"),
     ("stream", lambda c: 7, "the host device has no streams"),
 ]
 

@@ -169,7 +169,7 @@ def test_the_portable_switch_computes_the_same(tmp_path: Path, monkeypatch: pyte
 def test_device_names() -> None:
     assert device("auto") is device("auto")
     assert device("host").name == "host"
-    with pytest.raises(InputError, match="device 'gpu' is not known; known devices: host"):
+    with pytest.raises(InputError, match="device 'gpu' is not known; required: host"):
         device("gpu")
 
 

@@ -87,11 +87,11 @@ def _survey_all(variants: list[Variant], device: Device, part: dict[str, Any]) -
     """Survey as many variants at a time as there are cores: one's oracle runs beside another's kernel."""
     from threadpoolctl import threadpool_limits
 
-    from ..builder import build
+    from ..binding import kernel
     from ..parity import grid
 
     # A compiler or device that is missing is known before the threads start.
-    device.load(build(variants[0], device.arch.name))
+    kernel(variants[0], device)
     with (
         threadpool_limits(1),  # BLAS threads that spin would fight those that run kernel blocks
         ThreadPoolExecutor(os.cpu_count()) as pool,

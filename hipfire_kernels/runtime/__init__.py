@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..archs import Arch
-from ..errors import InputError
+from ..errors import DeviceError, InputError
 
 if TYPE_CHECKING:
     from ..builder import Artifact
@@ -87,23 +89,45 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
     return next((name for name, known in DTYPES.items() if known == dtype), str(dtype))
 
 
-@functools.cache
+GPU_VENDORS = ("hip", "cuda")
+"""Vendors with a module of that name here that has `open_device(index)`, in the order `auto` tries them."""
+
+
 def device(name: str = "auto") -> Device:
-    """A device by name. `auto` is the first that can run kernels.
+    """A device by name: `host`, `hip:N`, `cuda:N`, or `auto`: the first GPU that opens, else the host.
+
+    The same name gives the same device. A device that could not be opened is tried again the next time.
 
     Raises:
-        InputError: no such device.
+        InputError: the name is none of these.
+        DeviceError: there is no such device here, or its driver is missing; the message says which.
     """
-    if name in ("host", "auto"):
+    if name == "auto":
+        name = devices()[0]
+    return _open(name)
+
+
+@functools.cache
+def _open(name: str) -> Device:
+    vendor, _, index = name.partition(":")
+    if name == "host":
         from .host import HostDevice
 
         return HostDevice()
-    raise InputError(f"device {name!r} is not known; known devices: {', '.join(devices())}, auto")
+    if vendor in GPU_VENDORS and index.isdecimal():
+        opened: Device = importlib.import_module(f".{vendor}", __name__).open_device(int(index))
+        return opened
+    raise InputError(f"device {name!r} is not known; required: host, hip:N, cuda:N or auto")
 
 
 def devices() -> tuple[str, ...]:
-    """Names of the devices that can be asked for on this machine."""
-    return ("host",)
+    """Names of the devices that open on this machine, GPUs first. Never raises."""
+    found = []
+    for vendor in GPU_VENDORS:
+        with contextlib.suppress(DeviceError, InputError):
+            count = importlib.import_module(f".{vendor}", __name__).driver().count()
+            found += [f"{vendor}:{index}" for index in range(count)]
+    return (*found, "host")
 
 
 def device_of(array: Any) -> Device:

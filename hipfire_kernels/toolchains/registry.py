@@ -15,14 +15,14 @@ def toolchains() -> tuple[Toolchain, ...]:
 
     clang comes before hiprtc: what it makes does not depend on the ROCm release of the machine, so a kernel
     has the same registers, cache key and evidence everywhere; and it cannot take the process down. hiprtc is
-    for asking what an installed ROCm makes of a kernel. An `nvrtc` toolchain for sm archs belongs here beside
-    them.
+    for asking what an installed ROCm makes of a kernel.
     """
     from .clang import ClangToolchain
     from .hiprtc import HiprtcToolchain
     from .host import HostToolchain
+    from .nvrtc import NvrtcToolchain
 
-    return (ClangToolchain(), HiprtcToolchain(), HostToolchain())
+    return (ClangToolchain(), HiprtcToolchain(), NvrtcToolchain(), HostToolchain())
 
 
 def choose(arch: Arch, wanted: str | Toolchain | None = None) -> Toolchain:

@@ -1,0 +1,178 @@
+"""The kernel table: every route over contexts, rows and head_dims, in one interleaved run per shape.
+
+    python -m hipfire_kernels.bench.kernels --device cuda:0 --out FILE
+
+Each row has the time, the share of KV bytes over a read-only kernel's bandwidth in the same run, the ratio to the
+established route, and the worst error against the float64 oracle on the very buffers that were timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import __version__, families, reference
+from ..attention import TilePlan, check_verify
+from ..builder import build
+from ..family import Variant
+from ..layout import kv_cache_shape
+from ..parity import worst_row
+from ..render import source_digest
+from ..runtime import device as open_device
+from ..runtime.gpu import GpuDevice
+from .timing import Stopwatch, Times, ratio
+
+CONTEXTS = (2048, 4096, 20676, 32768, 131072)
+ROWS = (4, 8, 16, 32)
+HEAD_DIMS = (128, 256)
+BASE = "tile_batched"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One row group of the table."""
+
+    ctx: int
+    rows: int
+    head_dim: int
+    n_heads: int = 24
+    n_kv_heads: int = 4
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of K and V that the context has: what has to be read at least once."""
+        return 2 * int(np.prod(kv_cache_shape(self.ctx, self.n_kv_heads, self.head_dim), dtype=np.int64))
+
+
+def route_variants(head_dim: int) -> dict[str, Variant]:
+    """The variants that a verify call of this head_dim can run, by route name."""
+    rows = families()["attention_flash_q8_0_rows"]
+    table = {BASE: families()["attention_flash_q8_0_tile_batched"].variant(head_dim=head_dim, mask="causal")}
+    return table | {f"rows{r}": rows.variant(rows=r, head_dim=head_dim) for r in rows.params["rows"]}
+
+
+def random_cache(rng: np.random.Generator, shape: Shape) -> npt.NDArray[np.uint8]:
+    """Q8_0 blocks with every code and scales around 0.01: values of standard deviation 0.7."""
+    cache = rng.integers(0, 256, kv_cache_shape(shape.ctx, shape.n_kv_heads, shape.head_dim), np.uint8)
+    scales = rng.uniform(0.005, 0.015, cache.shape[:-1]).astype("<f2")
+    cache[..., :2] = scales[..., None].view(np.uint8)
+    return cache
+
+
+def measure(
+    device: GpuDevice, watch: Stopwatch, shape: Shape, rounds: int, check: bool = True
+) -> list[dict[str, Any]]:
+    """The table's rows for one shape."""
+    rng = np.random.default_rng(shape.ctx + shape.rows)
+    q = rng.standard_normal((shape.rows, shape.n_heads, shape.head_dim), np.float32)
+    k, v = random_cache(rng, shape), random_cache(rng, shape)
+    positions = np.arange(shape.ctx - shape.rows, shape.ctx, dtype=np.int32)
+    arrays = [device.to_device(a) for a in (q, k, v, positions)]
+    out = device.empty(q.shape, np.float32)
+    extents = check_verify(device, *arrays[:3])
+    plans = {n: TilePlan(x, device, extents, shape.ctx) for n, x in route_variants(shape.head_dim).items()}
+    calls: dict[str, Any] = {name: _caller(plan, arrays, out) for name, plan in plans.items()}
+    floats = device.empty((shape.kv_bytes // 4,), np.float32)
+    calls["read"] = lambda: watch.read(floats)
+    times = watch.interleaved(calls, rounds)
+    want = reference.attend(q, k, v, positions) if check else None
+    rows = []
+    for name in plans:
+        device.write(out, np.full(q.shape, np.nan, np.float32))
+        calls[name]()
+        error = worst_row(device.to_host(out), want) if want is not None else None
+        rows.append(_row(shape, name, times, error))
+    return rows
+
+
+def _caller(plan: TilePlan, arrays: Sequence[Any], out: Any) -> Any:
+    return lambda: plan.run(*arrays, out)
+
+
+def _row(shape: Shape, name: str, times: dict[str, Times], error: float | None) -> dict[str, Any]:
+    middle, low, high = ratio(times[BASE], times[name])
+    return {
+        "ctx": shape.ctx,
+        "rows": shape.rows,
+        "head_dim": shape.head_dim,
+        "heads": f"{shape.n_heads}/{shape.n_kv_heads}",
+        "route": name,
+        **times[name].as_dict(),
+        "kv_gb_per_s": round(shape.kv_bytes / times[name].median / 1e3, 1),
+        "read_us": round(times["read"].median, 3),
+        "share_of_read": round(times["read"].median / times[name].median, 4),
+        "over_base": round(middle, 3),
+        "over_base_quartiles": [round(low, 3), round(high, 3)],
+        "worst_error": error,
+    }
+
+
+def provenance(device: GpuDevice) -> dict[str, Any]:
+    """What the figures are bound to: device, driver, compiler, date, digests of the rendered sources."""
+    variants = [v for head_dim in HEAD_DIMS for v in route_variants(head_dim).values()]
+    variants += [families()["attention_flash_reduce_batched"].variant(head_dim=d, tree=False) for d in HEAD_DIMS]
+    return {
+        **device.describe(),
+        "date": datetime.date.today().isoformat(),
+        "version": __version__,
+        "python": platform.python_version(),
+        "compiler": build(variants[0], device.arch.name, device.toolchain).compiler,
+        "sources": {v.name: source_digest(v.source(device.arch.name)) for v in variants},
+    }
+
+
+def table(device: GpuDevice, shapes: Iterable[Shape], rounds: int, check: bool = True) -> list[dict[str, Any]]:
+    """Measure every shape; a line to stderr for each row as it comes."""
+    watch = Stopwatch(device)
+    rows: list[dict[str, Any]] = []
+    for shape in shapes:
+        for row in measure(device, watch, shape, rounds, check):
+            rows.append(row)
+            print(describe(row), file=sys.stderr, flush=True)
+    return rows
+
+
+def describe(row: dict[str, Any]) -> str:
+    """One line of the table."""
+    error = "" if row["worst_error"] is None else f"  error {row['worst_error']:.1e}"
+    return (
+        f"d{row['head_dim']} B{row['rows']:<2} ctx {row['ctx']:<6} {row['route']:<12} {row['us']:9.1f} us "
+        f"(spread {row['spread']:.1%})  {row['over_base']:5.2f}x  {row['share_of_read']:6.1%} of read{error}"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command line of this module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--ctx", type=int, nargs="+", default=CONTEXTS)
+    parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
+    parser.add_argument("--head-dim", type=int, nargs="+", default=HEAD_DIMS)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--no-check", action="store_true", help="skip the oracle")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args(argv)
+    device = open_device(options.device)
+    if not isinstance(device, GpuDevice):
+        parser.error(f"{options.device} has no events to time with; pass a GPU")
+    shapes = [Shape(ctx, rows, d) for d in options.head_dim for rows in options.rows for ctx in options.ctx]
+    rows = table(device, shapes, options.rounds, not options.no_check)
+    document = json.dumps({**provenance(device), "rows": rows}, indent=1)
+    if options.out:
+        options.out.write_text(document + "\n")
+    else:
+        print(document)
+
+
+if __name__ == "__main__":
+    main()

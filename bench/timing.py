@@ -1,0 +1,111 @@
+"""Timing on a device: interleaved, cold L2, by events.
+
+Every round times each call once, in an order that alternates forward and backward, so that a drift of the clocks
+falls on all alike. Before each timed call a buffer larger than the L2 is overwritten; that also keeps the device busy
+while the host queues the call, so that no host time lies between the two events.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..binding import launch
+from ..family import KernelFamily, Scalar, Tensor, Tolerance
+from ..runtime.gpu import DeviceArray, GpuDevice
+
+READ = KernelFamily(
+    name="bench_read",
+    doc="a stride of the buffer",
+    params={},
+    entry=lambda v: "bench_read",
+    args=lambda v: (
+        Tensor("data", "f32", ("floats",)),
+        Tensor("out", "f32", (1,), writes=True),
+        Scalar("quads", "i32"),
+        Scalar("blocks", "i32"),
+    ),
+    grid=lambda v, s: (s.blocks, 1, 1),
+    block=512,
+    oracle="none",
+    tolerance=Tolerance(0),
+)
+
+
+READ_ALL = READ.variant()
+
+
+@dataclass(frozen=True)
+class Times:
+    """What one call took over the rounds, in microseconds."""
+
+    samples: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """Median."""
+        return statistics.median(self.samples)
+
+    @property
+    def spread(self) -> float:
+        """Distance between the quartiles over the median."""
+        low, _, high = statistics.quantiles(self.samples, n=4)
+        return (high - low) / self.median
+
+    def as_dict(self) -> dict[str, Any]:
+        """Median, minimum and quartile spread."""
+        return {"us": round(self.median, 3), "min_us": round(min(self.samples), 3), "spread": round(self.spread, 4)}
+
+
+def ratio(slow: Times, fast: Times) -> tuple[float, float, float]:
+    """Median and quartiles of the paired ratio slow / fast, round by round."""
+    pairs = [a / b for a, b in zip(slow.samples, fast.samples, strict=True)]
+    low, middle, high = statistics.quantiles(pairs, n=4)
+    return middle, low, high
+
+
+class Stopwatch:
+    """Times calls on one device."""
+
+    FLUSH_BYTES = 384 << 20
+    """Over six times the L2 of an H200 (60 MB): what a call reads is not there, whatever ran before."""
+
+    def __init__(self, device: GpuDevice) -> None:
+        self.device = device
+        self._flush = device.empty((self.FLUSH_BYTES // 4,), np.float32)
+        self._sink = device.empty((1,), np.float32)
+        device.write(self._flush, np.zeros(self._flush.shape, np.float32))
+        self.read(self._flush)
+        device.synchronize()
+
+    def read(self, data: DeviceArray) -> None:
+        """Queue a kernel that reads the buffer once."""
+        blocks = 4 * int(self.device.describe().get("multiprocessors", 128))
+        launch(READ_ALL, self.device, data=data, out=self._sink, quads=data.size // 4, blocks=blocks)
+
+    def interleaved(
+        self, calls: Mapping[str, Callable[[], Any]], rounds: int = 30, warmup: int = 3
+    ) -> dict[str, Times]:
+        """Time each call `rounds` times."""
+        for call in calls.values():
+            for _ in range(warmup):
+                call()
+        self.device.synchronize()
+        marks: dict[str, list[tuple[Any, Any]]] = {name: [] for name in calls}
+        for index in range(rounds):
+            order: Sequence[str] = list(calls) if index % 2 == 0 else list(reversed(calls))
+            for name in order:
+                self.read(self._flush)
+                start, end = self.device.event(), self.device.event()
+                start.record()
+                calls[name]()
+                end.record()
+                marks[name].append((start, end))
+            self.device.synchronize()
+        return {
+            name: Times(tuple(1e3 * end.ms_since(start) for start, end in pairs)) for name, pairs in marks.items()
+        }
