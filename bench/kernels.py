@@ -83,7 +83,7 @@ def measure(
     plans = {n: TilePlan(x, device, extents, shape.ctx) for n, x in route_variants(shape.head_dim).items()}
     calls: dict[str, Any] = {name: _caller(plan, arrays, out) for name, plan in plans.items()}
     floats = device.empty((shape.kv_bytes // 4,), np.float32)
-    calls["read"] = lambda: watch.read(floats)
+    calls["read"] = watch.reader(floats)
     times = watch.interleaved(calls, rounds)
     want = reference.attend(q, k, v, positions) if check else None
     rows = []

@@ -9,24 +9,25 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import itertools
 import json
-import multiprocessing
 import shutil
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from .. import attend, families, kv_write, reference
 from ..attention import TilePlan, check_verify
-from ..binding import bind, run
 from ..family import Variant
-from ..parity import CONTEXTS, ROWS, Case, check, grid, inputs, run_attend, tile_twin, worst_row
+from ..parity import Case, check, grid, inputs, run_attend, tile_twin, worst_row
+from ..runtime import Device
 from ..runtime import device as open_device
 from ..runtime.gpu import GpuDevice
 from . import kernels, peers
@@ -39,27 +40,44 @@ def variants() -> list[Variant]:
     return [v for family in families().values() for v in family.variants()]
 
 
-def parity_of(name: str, device_name: str, rows: Sequence[int], contexts: Sequence[int]) -> dict[str, Any]:
-    """One variant over a grid; for a pool of processes."""
-    device = open_device(device_name)
-    variant = next(v for v in variants() if v.name == name)
-    results = [check(variant, case, device) for case in grid(variant, rows=rows, contexts=contexts)]
-    failed = [r.describe() for r in results if not r.ok]
-    return {"variant": name, "cases": len(results), "worst": max(r.error for r in results), "failed": failed}
-
-
 def parity(device_name: str) -> dict[str, Any]:
-    """The full grid for every variant, long contexts for the tuned ones, offsets beyond 2^31, the rows' bits."""
-    jobs: list[tuple[str, str, Sequence[int], Sequence[int]]] = [(v.name, device_name, ROWS, CONTEXTS) for v in variants()]
-    jobs += [
-        (v.name, device_name, (1, 5, 16, 32), LONG)
-        for v in variants()
-        if v.family.oracle == "attend" and v.head_dim in (128, 256)
-    ]
-    with concurrent.futures.ProcessPoolExecutor(12, multiprocessing.get_context("spawn")) as pool:
-        reports = list(pool.map(parity_of, *zip(*jobs, strict=True)))
+    """The full grid for every variant, long contexts for the tuned ones, offsets beyond 2^31, the rows' bits.
+
+    Threads, not processes: the oracles release the interpreter, and a GPU shared by processes serves them in turn.
+    """
     device = open_device(device_name)
+    jobs: list[tuple[list[Variant], list[Case]]] = [([v], list(grid(v))) for v in variants()]
+    jobs += list(_long_jobs())
+    with threadpool_limits(1), concurrent.futures.ThreadPoolExecutor(12) as pool:
+        reports = list(pool.map(lambda job: _run_cases(device, *job), sorted(jobs, key=_longest_first)))
     return {"grid": reports, "bits": _row_bits(device), "beyond_2_31": _beyond_two_to_the_31(device)}
+
+
+def _longest_first(job: tuple[list[Variant], list[Case]]) -> int:
+    return -max(case.ctx for case in job[1])
+
+
+def _long_jobs() -> Iterator[tuple[list[Variant], list[Case]]]:
+    """Contexts of 32,768 and 131,072: one set of inputs for all variants that take it."""
+    attending = [v for v in variants() if v.family.oracle == "attend"]
+    for head_dim, ctx in itertools.product((128, 256), LONG):
+        for mask, rows in (("causal", 5), ("causal", 32), ("window", 16), ("tree", 16)):
+            takers = [v for v in attending if v.head_dim == head_dim and dict(v.params).get("mask", "causal") == mask]
+            window, columns = (ctx * 5 // 8 if mask == "window" else 0), (rows if mask == "tree" else 0)
+            yield takers, [Case(rows, ctx, 12, 2, head_dim, window=window, block_cols=columns, seed=ctx + rows)]
+
+
+def _run_cases(device: Device, takers: list[Variant], cases: list[Case]) -> dict[str, Any]:
+    results = [check(variant, case, device) for case in cases for variant in takers]
+    failed = [r.describe() for r in results if not r.ok]
+    names = ", ".join(v.name for v in takers)
+    return {
+        "variant": names,
+        "longest": max(c.ctx for c in cases),
+        "cases": len(results),
+        "worst": max(r.error for r in results),
+        "failed": failed,
+    }
 
 
 def _row_bits(device: Any) -> dict[str, bool]:
@@ -126,40 +144,16 @@ def host_time(device: GpuDevice) -> dict[str, float]:
     variant = families()["attention_flash_q8_0_rows"].variant(rows=8, head_dim=256)
     plan = TilePlan(variant, device, check_verify(device, *arrays[:3]), case.ctx)
     plan.run(*arrays, out)
-    tile, merge = plan._batches[0]
+    launches = plan.launches
 
     def bare() -> None:
-        for bound in (tile, merge):
-            run(bound, device)
-
-    driver = device.driver
-    from ..binding import kernel
-
-    functions = [(kernel(b.variant, device)[0], b.grid, b.variant.threads, b.args) for b in (tile, merge)]
-
-    def driver_only() -> None:
-        import ctypes
-
-        for function, grid_of, threads, args in functions:
-            driver.launch(function, grid_of, threads, ctypes.addressof(args.pointers), 0)
+        for (function, _), grid_of, threads, args in launches:
+            device.driver.launch(function, grid_of, threads, args.address, 0)
 
     return {
         "plan_run_us": _host_us(device, lambda: plan.run(*arrays, out)),
-        "bound_launches_us": _host_us(device, bare),
-        "driver_launches_us": _host_us(device, driver_only),
-        "bind_us": _host_us(device, lambda: bind(variant, _views(tile), **_scalars(tile))),
+        "two_bare_launches_us": _host_us(device, bare),
     }
-
-
-def _views(bound: Any) -> Any:
-    from ..runtime import View
-
-    return {n: View(0, shape, dtype, True, dtype) for n, (dtype, shape) in bound.shapes.items()}
-
-
-def _scalars(bound: Any) -> dict[str, Any]:
-    names = [a.name for a in bound.variant.args if a.name not in bound.shapes] + list(bound.variant.family.extents)
-    return {n: getattr(bound.symbols, n) for n in names}
 
 
 def _host_us(device: GpuDevice, call: Any) -> float:
@@ -173,10 +167,27 @@ def _host_us(device: GpuDevice, call: Any) -> float:
     return round(statistics.median(samples), 2)
 
 
+def model(device_name: str) -> dict[str, Any]:
+    """The demo pair with its KV caches and all attention on the device: tokens must equal the host's."""
+    from ..model import Engine, Tokenizer, demo_pair_path, demo_prompts, load_demo_pair
+
+    target, draft = load_demo_pair()
+    tokenizer = Tokenizer(demo_pair_path() / "target")
+    engines = {name: Engine(target, draft, device=name) for name in ("host", device_name)}
+    rows = []
+    for prompt in demo_prompts()[:4]:
+        results = {n: e.generate(tokenizer.encode(prompt), max_new_tokens=64) for n, e in engines.items()}
+        here = results[device_name]
+        rows.append(
+            {"equal": here.tokens == results["host"].tokens, "tau": here.tau, "routes": dict(here.routes)}
+        )
+    return {"prompts": rows, "equal": all(row["equal"] for row in rows)}
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line of this module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sections", nargs="+", choices=("parity", "sanitize", "host", "table", "peers"))
+    parser.add_argument("sections", nargs="+", choices=("parity", "sanitize", "host", "model", "table", "peers"))
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--quick", action="store_true", help="d256, 16 rows only")
@@ -195,6 +206,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             failed |= _summarise_parity(report)
         elif section == "sanitize":
             report = sanitize(options.device)
+            print(report)
+        elif section == "model":
+            report = model(options.device)
+            failed |= not report["equal"]
             print(report)
         elif section == "host":
             report = host_time(device)

@@ -1,8 +1,8 @@
 """Timing on a device: interleaved, cold L2, by events.
 
 Every round times each call once, in an order that alternates forward and backward, so that a drift of the clocks
-falls on all alike. Before each timed call a buffer larger than the L2 is overwritten; that also keeps the device busy
-while the host queues the call, so that no host time lies between the two events.
+falls on all alike. Before each timed call a buffer of many times the L2 is read: the call finds nothing of its own there, and
+the device is busy while the host queues the call, so that no host time lies between the two events.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..binding import launch
+from ..binding import bind, prepare
 from ..family import KernelFamily, Scalar, Tensor, Tolerance
 from ..runtime.gpu import DeviceArray, GpuDevice
 
@@ -71,21 +71,22 @@ def ratio(slow: Times, fast: Times) -> tuple[float, float, float]:
 class Stopwatch:
     """Times calls on one device."""
 
-    FLUSH_BYTES = 384 << 20
-    """Over six times the L2 of an H200 (60 MB): what a call reads is not there, whatever ran before."""
+    FLUSH_BYTES = 512 << 20
+    """Over eight times the L2 of an H200 (60 MB), and about 130 us there: twice what queuing a call takes."""
 
     def __init__(self, device: GpuDevice) -> None:
         self.device = device
         self._flush = device.empty((self.FLUSH_BYTES // 4,), np.float32)
         self._sink = device.empty((1,), np.float32)
         device.write(self._flush, np.zeros(self._flush.shape, np.float32))
-        self.read(self._flush)
-        device.synchronize()
+        self._blocks = 4 * int(device.describe()["multiprocessors"])
+        self._read_flush = self.reader(self._flush)
 
-    def read(self, data: DeviceArray) -> None:
-        """Queue a kernel that reads the buffer once."""
-        blocks = 4 * int(self.device.describe().get("multiprocessors", 128))
-        launch(READ_ALL, self.device, data=data, out=self._sink, quads=data.size // 4, blocks=blocks)
+    def reader(self, data: DeviceArray) -> Callable[[], None]:
+        """A call that queues a kernel which reads the buffer once."""
+        views = {"data": self.device.view("data", data), "out": self.device.view("out", self._sink)}
+        prepared = (prepare(bind(READ_ALL, views, quads=data.size // 4, blocks=self._blocks), self.device),)
+        return lambda: self.device.launch(prepared)
 
     def interleaved(
         self, calls: Mapping[str, Callable[[], Any]], rounds: int = 30, warmup: int = 3
@@ -99,8 +100,8 @@ class Stopwatch:
         for index in range(rounds):
             order: Sequence[str] = list(calls) if index % 2 == 0 else list(reversed(calls))
             for name in order:
-                self.read(self._flush)
                 start, end = self.device.event(), self.device.event()
+                self._read_flush()
                 start.record()
                 calls[name]()
                 end.record()

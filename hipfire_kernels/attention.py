@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .binding import BoundLaunch, bind, kernel, launch, run
+from .binding import BoundLaunch, bind, kernel, launch, prepare
 from .errors import InputError
 from .family import Variant
 from .kernels import families
 from .layout import MAX_HEAD_DIM, Q8_BLOCK, Q8_BYTES, Q8_MAX, kv_cache_shape, partials_shape, tiles
-from .runtime import Device, View
+from .runtime import Device, Launch, View
 
 PARTIALS_ROWS = 16
 """Query rows whose partials are held at once; more rows go in sub-batches. One speculative block of 16 in one go."""
@@ -86,7 +86,8 @@ def check_positions(positions: npt.NDArray[Any], rows: int, capacity: int, *, le
 class TilePlan:
     """A tile family and the reducer, ready to run: built, loaded, workspace allocated, arguments packed.
 
-    A plan has one workspace: it is for one stream, and one thread, at a time.
+    A plan has one workspace: it is for one stream, and one thread, at a time. After a run, `launches` is what it
+    launched.
 
     Args:
         variant: of `attention_flash_q8_0_tile_batched` or `attention_flash_q8_0_rows`.
@@ -120,19 +121,25 @@ class TilePlan:
         )
         for part in (variant, reducer):
             kernel(part, device)
+        self._scale = 1 / math.sqrt(shape.head_dim)
+        self._set_to: tuple[int, float, int] | None = None
+        self.launches: list[Launch] = []
         self._batches = [
             self._bind(variant, reducer, held, first, min(held.shape[0], shape.rows - first), block_cols)
             for first in range(0, shape.rows, held.shape[0])
         ]
+        for pair in self._batches:
+            for bound in pair:
+                bound.args.keeps = self.partials
 
     def _bind(
         self, variant: Variant, reducer: Variant, partials: View, first_row: int, batch: int, block_cols: int
     ) -> tuple[BoundLaunch, BoundLaunch]:
         s = self.shape
-        cache = View(0, kv_cache_shape(s.capacity, s.n_kv_heads, s.head_dim), "u8", False, "uint8")
-        rows = View(0, (s.rows, s.n_heads, s.head_dim), "f32", True, "float32")
-        positions = View(0, (s.rows,), "i32", False, "int32")
-        tree = {"tree_bias": View(0, (s.rows, block_cols), "f32", False, "float32")} if self.mask == "tree" else {}
+        cache = View(0, kv_cache_shape(s.capacity, s.n_kv_heads, s.head_dim), "u8", False)
+        rows = View(0, (s.rows, s.n_heads, s.head_dim), "f32", True)
+        positions = View(0, (s.rows,), "i32", False)
+        tree = {"tree_bias": View(0, (s.rows, block_cols), "f32", False)} if self.mask == "tree" else {}
         common = {"first_row": first_row, "batch": batch}
         tile = bind(
             variant,
@@ -169,28 +176,38 @@ class TilePlan:
         covered = self.max_ctx if ctx is None else ctx
         if not 0 <= covered <= self.max_ctx:
             raise InputError(f"ctx is {covered}; the plan's workspace covers {self.max_ctx} keys")
-        arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "positions": positions}
-        if self.mask == "tree":
-            arrays["tree_bias"] = tree_bias
-        views = {name: self.device.view(name, array) for name, array in arrays.items()}
-        to = self.device.view("out", out)
+        factor = self._scale if scale is None else scale
+        self._set(covered, factor, window)
+        view = self.device.view
+        to = view("out", out)
         if not to.writable:
             raise InputError("out is read-only; the kernel writes it")
-        factor = 1 / math.sqrt(self.shape.head_dim) if scale is None else scale
-        if not math.isfinite(factor):
-            raise InputError(f"scale is {factor}; required: a finite number")
+        at = view("positions", positions)
+        inputs = [("q", view("q", q)), ("k_cache", view("k_cache", k_cache)), ("v_cache", view("v_cache", v_cache))]
+        if self.mask == "tree":
+            inputs.append(("tree_bias", view("tree_bias", tree_bias)))
         for tile, merge in self._batches:
-            for name, view in views.items():
-                tile.point(name, view)
-            merge.point("positions", views["positions"])
+            for name, found in inputs:
+                tile.point(name, found)
+            tile.point("positions", at)
+            merge.point("positions", at)
             merge.point("out", to)
+        self.device.launch(self.launches, stream)
+
+    def _set(self, covered: int, scale: float, window: int) -> None:
+        """Give scalars and grids new values, where they have changed since the last run."""
+        if (covered, scale, window) == self._set_to:
+            return
+        if not math.isfinite(scale):
+            raise InputError(f"scale is {scale}; required: a finite number")
+        for tile, merge in self._batches:
             tile.set("live_tiles", tiles(covered))
-            tile.set("scale", factor)
+            merge.set("live_tiles", tiles(covered))
+            tile.set("scale", scale)
             if self.mask == "window":
                 tile.set("window", window)
-            merge.set("live_tiles", tiles(covered))
-            run(tile, self.device, stream)
-            run(merge, self.device, stream)
+        self.launches = [prepare(bound, self.device) for pair in self._batches for bound in pair]
+        self._set_to = (covered, scale, window)
 
 
 def draft_attend_rows(

@@ -16,17 +16,24 @@ from typing import Any
 from .builder import build
 from .errors import InputError
 from .family import Scalar, Tensor, Variant
-from .runtime import Device, View
+from .runtime import Device, Launch, View
 
 _CTYPES: dict[str, Any] = {"f32": ctypes.c_float, "i32": ctypes.c_int}
 
 
 class KernelArgs:
-    """Kernel arguments in signature order, and the array of pointers to them that every launch API takes."""
+    """Kernel arguments in signature order, and the array of pointers to them that every launch API takes.
+
+    Attributes:
+        keeps: memory that must live as long as a launch with these arguments may run, in a captured graph too.
+    """
+
+    keeps: Any = None
 
     def __init__(self, values: list[Any]) -> None:
         self.values = values
         self.pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        self.address = ctypes.addressof(self.pointers)
 
 
 @dataclass(frozen=True)
@@ -111,9 +118,14 @@ def launch(variant: Variant, device: Device, *, stream: Any = None, **values: An
 
 def run(bound: BoundLaunch, device: Device, stream: Any = None) -> None:
     """Launch what is bound, on a device its arrays live on."""
-    grid = bound.grid
-    if 0 not in grid:
-        device.launch(kernel(bound.variant, device), grid, bound.variant.family.block, bound.args, stream)
+    prepared = prepare(bound, device)
+    if 0 not in prepared.grid:
+        device.launch((prepared,), stream)
+
+
+def prepare(bound: BoundLaunch, device: Device) -> Launch:
+    """Everything a launch takes, with the grid as the symbols are now. Shares its arguments with `bound`."""
+    return Launch(kernel(bound.variant, device), bound.grid, bound.variant.threads, bound.args)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -115,9 +115,7 @@ def build(
     )
 
 
-def _compile(
-    variant: Buildable, arch: Arch, compiler: Toolchain, identity: str, source: str, key: str
-) -> Entry:
+def _compile(variant: Buildable, arch: Arch, compiler: Toolchain, identity: str, source: str, key: str) -> Entry:
     compiled = compiler.compile(source, arch)
     if arch.dialect == "amd":
         resources = read_resources(compiled.code, arch, variant.entry)

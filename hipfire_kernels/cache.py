@@ -354,9 +354,7 @@ def _acquire(path: Path) -> FileLock | None:
             return lock
         except filelock.Timeout:
             waited += _WAIT_NOTICE_S
-            _log.info(
-                "waiting since %.0f s for process %s, which compiles; lock %s", waited, _holders(path), path
-            )
+            _log.info("waiting since %.0f s for process %s, which compiles; lock %s", waited, _holders(path), path)
     _log.warning(
         "process %s has held %s for %.0f s; compiling without the lock. End that process if it is stuck",
         _holders(path), path, waited,

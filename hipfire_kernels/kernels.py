@@ -13,6 +13,9 @@ from .family import KernelFamily, Lds, Scalar, Tensor, Tolerance, Variant
 from .layout import Q8_BLOCK, Q8_BYTES, RECORD_HEAD, TILE, ceil_div
 
 HEAD_DIMS = tuple(range(Q8_BLOCK, 257, Q8_BLOCK))
+MERGE_WAVES = 4
+"""Waves that share the tiles of one (head, row): 24 heads x 16 rows alone are three waves for each of 132 processors."""
+
 EXACT_F32 = Tolerance(worst_row=1e-5)
 
 
@@ -130,6 +133,8 @@ REDUCE = KernelFamily(
     ),
     extents=("batch",),
     grid=lambda v, s: (s.n_heads, s.batch, 1),
+    block=MERGE_WAVES * WAVE,
+    lds=lambda v: (Lds("parts", "float", MERGE_WAVES * v.head_dim), Lds("sums", "float", MERGE_WAVES)),
     oracle="merge",
     tolerance=EXACT_F32,
     graph_safe=True,

@@ -41,7 +41,7 @@ ROWS = (1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 31, 32)
 CONTEXTS = (1, 2, 127, 128, 129, 255, 2048, 4097)
 GROUPS = (1, 4, 6)
 
-GUARD = 64
+GUARD = 4096
 """Elements on each side of a written array that a launch must leave alone."""
 
 UNSEEN = 37
@@ -142,7 +142,7 @@ class Inputs:
     tree_bias: Array | None
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=12)
 def inputs(case: Case) -> Inputs:
     """The tensors of a case. Cache positions that no row sees hold NaN scales and codes 0x7f."""
     rng = np.random.default_rng(case.seed)

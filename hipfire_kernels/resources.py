@@ -69,9 +69,7 @@ class Resources:
         """
         unknown = sorted(set(values) - set(FIELDS))
         if unknown:
-            raise InputError(
-                f"not a resource report: unknown field {unknown[0]!r}; fields: {', '.join(FIELDS)}"
-            )
+            raise InputError(f"not a resource report: unknown field {unknown[0]!r}; fields: {', '.join(FIELDS)}")
         return cls(**values)
 
 
@@ -188,21 +186,14 @@ def open_elf(code: bytes) -> Any:
     try:
         return ELFFile(io.BytesIO(code))
     except ELFError as error:
-        raise ToolchainError(
-            f"the compiler's output ({len(code)} bytes) is not a code object: {error}"
-        ) from error
+        raise ToolchainError(f"the compiler's output ({len(code)} bytes) is not a code object: {error}") from error
 
 
 def _kernel(elf: Any, entry: str) -> dict[str, Any]:
     """The metadata of one kernel."""
     import msgpack
 
-    notes = (
-        note
-        for segment in elf.iter_segments()
-        if segment["p_type"] == "PT_NOTE"
-        for note in segment.iter_notes()
-    )
+    notes = (note for segment in elf.iter_segments() if segment["p_type"] == "PT_NOTE" for note in segment.iter_notes())
     kernels = [
         kernel
         for note in notes

@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ..errors import InputError
+from ..layout import Q8_BLOCK, kv_cache_shape
+from ..runtime import Device
+from ..runtime import device as open_device
 from .layers import BLOCK_ROWS, Array
 
 KV_FORMATS = ("q8_0", "f32")
 
-_Q8_BLOCK = 32
-_Q8_BYTES = 34
 _PREFILL_ROWS = 128
 
 
@@ -31,21 +32,25 @@ class KVCache:
     the next block overwrites them before any query can reach them.
 
     Attributes:
-        k, v: [capacity, *row_shape].
+        k, v: [capacity, *row_shape], arrays of the device, the host by default.
     """
 
-    def __init__(self, row_shape: tuple[int, ...], dtype: DTypeLike) -> None:
-        self.k: NDArray[Any] = np.zeros((0, *row_shape), dtype)
-        self.v: NDArray[Any] = np.zeros((0, *row_shape), dtype)
+    def __init__(self, row_shape: tuple[int, ...], dtype: DTypeLike, device: Device | None = None) -> None:
+        self._device = device or open_device("host")
+        self.k: Any = self._device.to_device(np.zeros((0, *row_shape), dtype))
+        self.v: Any = self._device.to_device(np.zeros((0, *row_shape), dtype))
 
     def reserve(self, rows: int) -> None:
         """Make room for `rows` positions in all."""
-        capacity = len(self.k)
-        if rows <= capacity:
-            return
-        extra = max(rows, 2 * capacity, 256) - capacity
-        blank = np.zeros((extra, *self.k.shape[1:]), self.k.dtype)
-        self.k, self.v = np.concatenate([self.k, blank]), np.concatenate([self.v, blank])
+        capacity = self.k.shape[0]
+        if rows > capacity:
+            longer = max(rows, 2 * capacity, 256)
+            self.k, self.v = self._grown(self.k, longer), self._grown(self.v, longer)
+
+    def _grown(self, old: Any, capacity: int) -> Any:
+        grown = np.zeros((capacity, *old.shape[1:]), old.dtype)
+        grown[: old.shape[0]] = self._device.to_host(old)
+        return self._device.to_device(grown)
 
 
 class Attention(Protocol):
@@ -85,7 +90,7 @@ class Block:
     record: bool
 
 
-def make_attention(kv_format: str, device: Any, routes: Counter[str]) -> Attention:
+def make_attention(kv_format: str, device: Device, routes: Counter[str]) -> Attention:
     """The attention for one request; every call adds the route it took to `routes`."""
     return Float32Attention(routes) if kv_format == "f32" else Q8Attention(device, routes)
 
@@ -155,9 +160,12 @@ def _product(a: Array, b: Array) -> Array:
 
 
 class Q8Attention:
-    """The kernels of this library, on Q8_0 KV caches uint8 [capacity, n_kv_heads, head_dim // 32, 34]."""
+    """The kernels of this library, on Q8_0 KV caches uint8 [capacity, n_kv_heads, head_dim // 32, 34].
 
-    def __init__(self, device: Any, routes: Counter[str]) -> None:
+    The caches live on the device; queries, keys, values and outputs travel, since the rest of the model is numpy.
+    """
+
+    def __init__(self, device: Device, routes: Counter[str]) -> None:
         self._device = device
         self._routes = routes
 
@@ -165,29 +173,33 @@ class Q8Attention:
         self._routes[decision.route] += 1
 
     def cache(self, n_kv_heads: int, head_dim: int) -> KVCache:
-        if head_dim % _Q8_BLOCK:
+        if head_dim % Q8_BLOCK:
             raise InputError(
-                f"kv_format 'q8_0' needs a head_dim that is a multiple of {_Q8_BLOCK}, "
+                f"kv_format 'q8_0' needs a head_dim that is a multiple of {Q8_BLOCK}, "
                 f"the target has {head_dim}; use kv_format='f32'"
             )
-        return KVCache((n_kv_heads, head_dim // _Q8_BLOCK, _Q8_BYTES), np.uint8)
+        return KVCache(kv_cache_shape(0, n_kv_heads, head_dim)[1:], np.uint8, self._device)
 
     def write(self, cache: KVCache, k: Array, v: Array, positions: NDArray[np.int32]) -> None:
         from ..dispatch import kv_write
 
         cache.reserve(int(positions[-1]) + 1)
-        kv_write(k, v, cache.k, cache.v, positions, device=self._device)
+        on = self._device
+        kv_write(on.to_device(k), on.to_device(v), cache.k, cache.v, positions, device=on)
 
     def attend(self, cache: KVCache, q: Array, positions: NDArray[np.int32]) -> Array:
         from ..dispatch import attend
 
-        out: Array = attend(q, cache.k, cache.v, positions, device=self._device, on_decision=self._count)
-        return out
+        on = self._device
+        out = attend(on.to_device(q), cache.k, cache.v, positions, device=on, on_decision=self._count)
+        return on.to_host(out)
 
     def draft(self, q: Array, k: Array, v: Array, *, window: int, causal: bool) -> Array:
         from ..dispatch import draft_attend
 
-        out: Array = draft_attend(
-            q, k, v, window=window, causal=causal, device=self._device, on_decision=self._count
+        on = self._device
+        query, keys, values = (on.to_device(np.ascontiguousarray(x)) for x in (q, k, v))
+        out = draft_attend(
+            query, keys, values, window=window, causal=causal, device=on, on_decision=self._count
         )
-        return out
+        return on.to_host(out)

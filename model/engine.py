@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
 from ..errors import CheckpointError, InputError
+from ..runtime import device as open_device
 from .attention import KV_FORMATS, make_attention
 from .layers import BLOCK_ROWS, IntArray
 from .loop import Draft, Generation, GenerationResult, Request
@@ -45,7 +45,7 @@ class Engine:
         self.target = target
         self.draft = draft
         self.kv_format = kv_format
-        self._device = _open_device(device) if kv_format == "q8_0" else None
+        self._device = open_device(device)
 
     def generate(
         self,
@@ -124,12 +124,6 @@ def _check_draft(draft: Draft, target: Target) -> None:
         raise CheckpointError(
             f"the draft's block_size is {draft.block_size}; a verify block has 2 to {BLOCK_ROWS} rows"
         )
-
-
-def _open_device(name: str) -> Any:
-    from .. import device
-
-    return device(name)
 
 
 def _check_count(name: str, value: int, largest: int) -> None:

@@ -50,12 +50,25 @@ __device__ __forceinline__ unsigned short load_u16(const unsigned char* p) {
     return w;
 }
 
-// COUNT (1, 2, 4 or 8) int8 codes from any address, as floats. Flipping the sign bit makes byte b the unsigned
-// number b + 128, which one v_cvt_f32_ubyteN converts; subtracting 128 is exact.
+// COUNT (1, 2, 4 or 8) int8 codes as they lie in memory, from any address; in words, which stay in registers.
 template <int COUNT>
-__device__ __forceinline__ void load_codes(const unsigned char* p, float (&code)[COUNT]) {
-    unsigned char raw[COUNT];
-    __builtin_memcpy(raw, p, COUNT);
+struct Codes {
+    unsigned word[(COUNT + 3) / 4];
+};
+
+template <int COUNT>
+__device__ __forceinline__ Codes<COUNT> fetch_codes(const unsigned char* p) {
+    Codes<COUNT> codes;
+    codes.word[0] = 0;
+    __builtin_memcpy(codes.word, p, COUNT);
+    return codes;
+}
+
+// Flipping the sign bit makes a code the unsigned number code + 128, which one v_cvt_f32_ubyteN converts;
+// subtracting 128 is exact.
+template <int COUNT>
+__device__ __forceinline__ void unpack_codes(const Codes<COUNT>& codes, float (&code)[COUNT]) {
 #pragma unroll
-    for (int i = 0; i < COUNT; ++i) code[i] = (float)(raw[i] ^ 0x80) - 128.0f;
+    for (int i = 0; i < COUNT; ++i)
+        code[i] = (float)((codes.word[i / 4] ^ 0x80808080u) >> (8 * (i % 4)) & 0xff) - 128.0f;
 }

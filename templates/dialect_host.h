@@ -354,9 +354,24 @@ __device__ __forceinline__ unsigned short load_u16(const unsigned char* p) {
 }
 
 template <int COUNT>
-__device__ __forceinline__ void load_codes(const unsigned char* p, float (&code)[COUNT]) {
-    for (int i = 0; i < COUNT; ++i) code[i] = (float)(signed char)p[i];
+struct Codes {
+    signed char raw[COUNT];
+};
+
+template <int COUNT>
+__device__ __forceinline__ Codes<COUNT> fetch_codes(const unsigned char* p) {
+    Codes<COUNT> codes;
+    __builtin_memcpy(codes.raw, p, COUNT);
+    return codes;
 }
+
+template <int COUNT>
+__device__ __forceinline__ void unpack_codes(const Codes<COUNT>& codes, float (&code)[COUNT]) {
+    for (int i = 0; i < COUNT; ++i) code[i] = (float)codes.raw[i];
+}
+
+// See wave.h for what the lanes bring and receive.
+__device__ __forceinline__ int first_row_of(int l, int count) { return l * count / 32; }
 
 __device__ __forceinline__ float wave_sum(float x, int line = __builtin_LINE()) {
     const float one[1] = {x};
@@ -375,10 +390,13 @@ __device__ __forceinline__ float wave_max(float x, int line = __builtin_LINE()) 
 }
 
 template <int COUNT>
-__device__ __forceinline__ float wave_sum_scatter(const float (&x)[COUNT], int line = __builtin_LINE()) {
+__device__ __forceinline__ float wave_sum_rows(const float (&x)[COUNT], int line = __builtin_LINE()) {
     const int parity = hk::wave_op(x, line, [](hk::Wave& w, int p) {
-        for (int i = 0; i < COUNT; ++i)
-            w.result[p][i] = hk::tree(w.lanes[p][i], [](float a, float b) { return a + b; });
+        for (int row = 0; row < COUNT; ++row) {
+            float parts[32];
+            for (int l = 0; l < 32; ++l) parts[l] = w.lanes[p][row ^ first_row_of(l, COUNT)][l];
+            w.result[p][row] = hk::tree(parts, [](float a, float b) { return a + b; });
+        }
     });
-    return hk::block.waves[wave()].result[parity][lane() * COUNT / 32];
+    return hk::block.waves[wave()].result[parity][first_row_of(lane(), COUNT)];
 }

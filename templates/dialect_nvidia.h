@@ -52,27 +52,39 @@ __device__ __forceinline__ void codes_of_word(unsigned word, float* code) {
         code[i] = __uint_as_float(__byte_perm(flipped, 0x4B000000u, 0x7440 + i)) - 8388736.0f;
 }
 
-// COUNT (1, 2, 4 or 8) int8 codes from an even address (any address for COUNT 1).
+// COUNT (1, 2, 4 or 8) int8 codes as they lie in memory, from an even address (any for COUNT 1). Four and more are
+// kept as the aligned words they lie in, the last one being the word of the last byte, never one behind it.
 template <int COUNT>
-__device__ __forceinline__ void load_codes(const unsigned char* p, float (&code)[COUNT]) {
+struct Codes {
+    unsigned word[COUNT < 4 ? 1 : COUNT / 4 + 1], shift;
+};
+
+template <int COUNT>
+__device__ __forceinline__ Codes<COUNT> fetch_codes(const unsigned char* p) {
+    Codes<COUNT> codes;
     if constexpr (COUNT == 1) {
-        code[0] = (float)(signed char)p[0];
+        codes.word[0] = p[0];
     } else if constexpr (COUNT == 2) {
-        const unsigned word = load_u16(p);
-        code[0] = (float)(signed char)(word & 0xff);
-        code[1] = (float)(signed char)(word >> 8);
+        codes.word[0] = load_u16(p);
     } else {
-        // The aligned word p lies in, the next ones, and the one that holds the last byte: never one behind it.
-        const unsigned long long address = (unsigned long long)p;
-        const unsigned* words = (const unsigned*)(address & ~3ull);
-        const unsigned shift = (unsigned)(address & 2) * 8;
-        const unsigned last = *(const unsigned*)((address + COUNT - 2) & ~3ull);
-        if constexpr (COUNT == 4) {
-            codes_of_word(__funnelshift_r(words[0], last, shift), code);
-        } else {
-            const unsigned middle = words[1];
-            codes_of_word(__funnelshift_r(words[0], middle, shift), code);
-            codes_of_word(__funnelshift_r(middle, last, shift), code + 4);
-        }
+        const unsigned odd = (unsigned)(unsigned long long)p & 2;
+        const unsigned* words = (const unsigned*)(p - odd);
+#pragma unroll
+        for (int i = 0; i < COUNT / 4; ++i) codes.word[i] = words[i];
+        codes.word[COUNT / 4] = words[COUNT / 4 - 1 + odd / 2];
+        codes.shift = 8 * odd;
+    }
+    return codes;
+}
+
+template <int COUNT>
+__device__ __forceinline__ void unpack_codes(const Codes<COUNT>& codes, float (&code)[COUNT]) {
+    if constexpr (COUNT < 4) {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) code[i] = (float)(signed char)(codes.word[0] >> (8 * i) & 0xff);
+    } else {
+#pragma unroll
+        for (int i = 0; i < COUNT / 4; ++i)
+            codes_of_word(__funnelshift_r(codes.word[i], codes.word[i + 1], codes.shift), code + 4 * i);
     }
 }

@@ -17,33 +17,25 @@ __device__ __forceinline__ float wave_max(float x) {
     return max_f32(x, lane_xor<1>(x));
 }
 
-// One halving step: the lanes whose MASK bit is set keep the upper half of x, the others the lower, and each adds
-// what its partner held of the half it keeps.
+// The row of a group of `count` (a power of two) that lane l ends up with in wave_sum_rows.
+__device__ __forceinline__ int first_row_of(int l, int count) { return l * count / 32; }
+
 template <int MASK, int COUNT>
-__device__ __forceinline__ float wave_sum_step(const float (&x)[COUNT]) {
-    if constexpr (COUNT == 1) {
-        const float s = x[0] + lane_xor<MASK>(x[0]);
-        if constexpr (MASK == 1) return s;
-        else {
-            const float one[1] = {s};
-            return wave_sum_step<MASK / 2>(one);
-        }
-    } else {
-        const bool upper = (lane() & MASK) != 0;
-        float kept[COUNT / 2];
+__device__ __forceinline__ float wave_sum_rows_step(const float (&x)[COUNT]) {
+    constexpr int HALF = COUNT > 1 ? COUNT / 2 : 1;
+    float kept[HALF];
 #pragma unroll
-        for (int i = 0; i < COUNT / 2; ++i) {
-            const float keep = upper ? x[COUNT / 2 + i] : x[i];
-            const float give = upper ? x[i] : x[COUNT / 2 + i];
-            kept[i] = keep + lane_xor<MASK>(give);
-        }
-        return wave_sum_step<MASK / 2>(kept);
-    }
+    for (int i = 0; i < HALF; ++i) kept[i] = x[i] + lane_xor<MASK>(x[COUNT > 1 ? HALF + i : 0]);
+    if constexpr (MASK == 1)
+        return kept[0];
+    else
+        return wave_sum_rows_step<MASK / 2>(kept);
 }
 
-// COUNT (a power of two) sums at once: lane l receives the sum over the wave of x[l * COUNT / 32].
-// 8 sums take 4 + 2 + 1 + 1 + 1 = 9 exchanges instead of 40, in the same tree as wave_sum.
+// COUNT (a power of two) sums at once. Register i of lane l holds the lane's part of row i ^ first_row_of(l): then
+// the half that a lane gives away is the same registers in every lane, and no select is needed. Lane l receives the
+// sum of row first_row_of(l), in the tree of wave_sum. 8 sums take 4 + 2 + 1 + 1 + 1 = 9 exchanges instead of 40.
 template <int COUNT>
-__device__ __forceinline__ float wave_sum_scatter(const float (&x)[COUNT]) {
-    return wave_sum_step<16>(x);
+__device__ __forceinline__ float wave_sum_rows(const float (&x)[COUNT]) {
+    return wave_sum_rows_step<16>(x);
 }

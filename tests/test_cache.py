@@ -88,7 +88,7 @@ class Kernel:
     """The least that `build` takes."""
 
     def __init__(self, text: str = "body", entry: str = "k", lds_bytes: int = 64) -> None:
-        self.text, self.entry, self.lds_bytes = text, entry, lds_bytes
+        self.text, self.entry, self.lds_bytes, self.threads = text, entry, lds_bytes, 32
 
     def source(self, arch: str) -> str:
         return self.text
@@ -173,9 +173,7 @@ class TestHealing:
             ArtifactCache(tmp_path).put(ENTRY)
         self.heals(tmp_path)
 
-    @pytest.mark.parametrize(
-        "stranger", [replace(ENTRY, arch="gfx1201"), replace(ENTRY, key=artifact_key("other"))]
-    )
+    @pytest.mark.parametrize("stranger", [replace(ENTRY, arch="gfx1201"), replace(ENTRY, key=artifact_key("other"))])
     def test_sound_entry_of_another_arch_or_key(self, tmp_path: Path, stranger: Entry) -> None:
         ArtifactCache(tmp_path).put(stranger)
         if stranger.key != KEY:
@@ -251,9 +249,7 @@ class TestDisk:
         open_folder.chmod(0o555)
         self.works_without(ArtifactCache(open_folder), caplog, "Permission denied")
 
-    def test_read_only_folder_serves_what_it_has(
-        self, open_folder: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_read_only_folder_serves_what_it_has(self, open_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
         ArtifactCache(open_folder).put(ENTRY)
         for folder in (open_folder, open_folder / "artifacts"):
             folder.chmod(0o555)
@@ -326,9 +322,7 @@ BUILD = "print(cache.get_or_build(KEY, 'gfx1100', slow)[1], cache.counters.compi
 class TestProcesses:
     def test_eight_cold_starts_compile_once(self, tmp_path: Path) -> None:
         running = [
-            subprocess.Popen(
-                child(BUILD, tmp_path, 0.5), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            )
+            subprocess.Popen(child(BUILD, tmp_path, 0.5), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             for _ in range(8)
         ]
         said = [process.communicate(timeout=60) for process in running]

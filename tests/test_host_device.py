@@ -49,8 +49,9 @@ def run(variant: Variant, host: Device, blocks: int = 3) -> np.ndarray[Any, Any]
 def test_wave_operations(host: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     body = """
     const float id = (float)(block_x() * 64 + thread());
-    const float pair[2] = {id, 2.0f * id};
-    out[block_x() * 64 + thread()] = wave_sum(id) + 1000.0f * wave_max(id) + 1e6f * wave_sum_scatter(pair) + 0.0f * shared[0 * n];
+    const int own = first_row_of(lane(), 2);
+    const float pair[2] = {(1.0f + (float)own) * id, (2.0f - (float)own) * id};
+    out[block_x() * 64 + thread()] = wave_sum(id) + 1000.0f * wave_max(id) + 1e6f * wave_sum_rows(pair) + 0.0f * shared[0 * n];
     """
     got = run(probe(monkeypatch, body.replace("+ 0.0f * shared[0 * n]", "")), host)
     for wave in range(6):

@@ -20,7 +20,8 @@ def test_the_fault_is_caught(mutant: Mutant, host: Device) -> None:
     program = Path(__file__).with_name("mutants.py")
     done = subprocess.run([sys.executable, program, mutant.name], capture_output=True, text=True, timeout=120)
     assert done.returncode == CAUGHT or done.returncode in CRASHED, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr, done.stderr
+    # A fault may have overwritten the heap; any other exception is a fault of the check itself.
+    assert "Traceback" not in done.stderr or "MemoryError" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("name", sorted({m.family for m in MUTANTS}))

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hip_lab import compile_library
 
 from hipfire_kernels.archs import arch
 from hipfire_kernels.errors import CompileError, InputError, ToolchainUnavailable
@@ -165,9 +166,7 @@ print(ClangToolchain().identity(arch("gfx1100")))
 """
 
     def ask(self) -> str:
-        return subprocess.run(
-            [sys.executable, "-c", self.ASK], capture_output=True, text=True, check=True
-        ).stdout
+        return subprocess.run([sys.executable, "-c", self.ASK], capture_output=True, text=True, check=True).stdout
 
     @pytest.fixture
     def clang(self, bin_dir: Path) -> Path:
@@ -291,9 +290,7 @@ extern "C" float half_of(float a) { return (float)(_Float16)a; }
 
 
 class TestHostDetails:
-    def test_wheel_cache_that_cannot_be_written(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_wheel_cache_that_cannot_be_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "file").write_text("x")
         monkeypatch.setenv("HIPFIRE_CACHE_DIR", str(tmp_path / "file"))
         first = host._zig_cache()
@@ -307,9 +304,7 @@ class TestHostDetails:
 
 
 class TestHangs:
-    def test_compiler_is_ended_with_its_children(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_compiler_is_ended_with_its_children(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(_process, "LIMIT_S", 0.3)
         slow = program(tmp_path / "slow", f"sleep 30 & echo $! > {tmp_path}/pid; wait")
         start = time.monotonic()
@@ -335,46 +330,10 @@ class TestHangs:
         assert "could not be started" in str(_process.run([str(tmp_path / "absent")]).failure)
 
 
-STUB = r"""
-typedef unsigned long size_t;
-void* malloc(size_t); void* memcpy(void*, const void*, size_t); size_t strlen(const char*);
-char* strstr(const char*, const char*); char* strcat(char*, const char*); char* strcpy(char*, const char*);
-void abort(void); unsigned sleep(unsigned); int puts(const char*);
-static char source[65536], code[65536]; static const char* log_text = "";
-int hiprtcVersion(int* major, int* minor) { *major = 9; *minor = 0; return 0; }
-const char* hiprtcGetErrorString(int e) { (void)e; return "stub"; }
-int hiprtcCreateProgram(void** p, const char* s, const char* n, int c, const char** h, const char** i) {
-    (void)n; (void)c; (void)h; (void)i; strcpy(source, s); *p = source; return 0; }
-int hiprtcCompileProgram(void* p, int n, const char** options) {
-    (void)p; puts("chatter on standard output");
-    strcpy(code, "options:");
-    for (int i = 0; i < n; ++i) {
-        strcat(code, " "); strcat(code, options[i]);
-        if (strstr(options[i], "gfx1201")) abort();
-    }
-    if (strstr(source, "HANG")) sleep(60);
-    if (strstr(source, "ABORT")) abort();
-    if (strstr(source, "WARN")) log_text = "kernel.hip:1:1: warning: mind this\n";
-    if (strstr(source, "WRONG")) {
-        log_text = "kernel.hip:7:9: error: no such thing\n1 error generated.\n"; return 6; }
-    if (strstr(source, "OPTION")) return 5;
-    strcat(code, "\nsource: "); strcat(code, source); return 0; }
-int hiprtcGetProgramLogSize(void* p, size_t* n) { (void)p; *n = strlen(log_text) + 1; return 0; }
-int hiprtcGetProgramLog(void* p, char* out) { (void)p; strcpy(out, log_text); return 0; }
-int hiprtcGetCodeSize(void* p, size_t* n) { (void)p; *n = strlen(code); return 0; }
-int hiprtcGetCode(void* p, char* out) { (void)p; memcpy(out, code, strlen(code)); return 0; }
-int hiprtcDestroyProgram(void** p) { (void)p; return 0; }
-"""
-
-
 @pytest.fixture(scope="module")
 def stub() -> bytes:
     """A library with hiprtc's functions that does what words in the source tell it to."""
-    return (
-        HostToolchain()
-        .compile('extern "C" {' + STUB.replace("*p = source", "*p = (void*)source") + "}", HOST)
-        .code
-    )
+    return compile_library("hiprtc_stub")
 
 
 @pytest.fixture
@@ -384,6 +343,7 @@ def rocm(stub: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "lib" / "libhiprtc.so").write_bytes(stub)
     monkeypatch.setenv("ROCM_PATH", str(tmp_path))
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path / "lib"))
+    monkeypatch.setenv("HIP_STUB_UNKNOWN_ARCH", "gfx1201")
     monkeypatch.setenv("HIPFIRE_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path
 
@@ -422,6 +382,13 @@ class TestHiprtc:
     def test_abort_is_survived_and_explained(self, rocm: Path) -> None:
         with pytest.raises(CompileError, match=r"ended by SIGABRT.*use a newer one, or toolchain 'clang'"):
             HiprtcToolchain().compile("ABORT", GFX1100)
+
+    def test_what_an_abort_leaves_is_removed(self, rocm: Path) -> None:
+        """comgr makes its temporary files where TMPDIR says, and no cache of its own."""
+        log = HiprtcToolchain().compile("ENVIRONMENT", GFX1100).log
+        assert log.endswith("0")
+        assert Path(log[:-1]).parent == Path(tempfile.gettempdir())
+        assert not os.path.exists(log[:-1])
 
     def test_arch_the_library_aborts_on_is_a_reason(self, rocm: Path) -> None:
         assert HiprtcToolchain().available(GFX1100) is None

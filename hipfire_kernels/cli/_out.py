@@ -21,9 +21,7 @@ def _remember(context: typer.Context, value: bool) -> bool:
     return value
 
 
-Json = Annotated[
-    bool, typer.Option("--json", help="One JSON document on stdout.", is_eager=True, callback=_remember)
-]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.", is_eager=True, callback=_remember)]
 """The `--json` option. Read first, so that the error handler knows of it whatever goes wrong later."""
 
 

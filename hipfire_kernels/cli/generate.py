@@ -74,9 +74,7 @@ def _prompt(prompt: str | None, file: Path | None) -> str:
     elif file is not None:
         text, origin = _decoded(_read(file), f"--prompt-file {file}"), f"--prompt-file {file}"
     elif sys.stdin.isatty():
-        raise InputError(
-            "no prompt is given; pass --prompt TEXT or --prompt-file FILE, or pipe one into stdin"
-        )
+        raise InputError("no prompt is given; pass --prompt TEXT or --prompt-file FILE, or pipe one into stdin")
     else:
         text, origin = _decoded(sys.stdin.buffer.read(), "stdin"), "the prompt on stdin"
     if not text:
@@ -136,7 +134,7 @@ def _run(
     echo: bool = False,
 ) -> None:
     """Generate, print the text as it comes, then what it took. `echo` prints the prompt before it."""
-    from threadpoolctl import threadpool_limits
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     engine, prompt = session.engine, session.tokenizer.encode(text)
     with threadpool_limits(session.blas_threads):

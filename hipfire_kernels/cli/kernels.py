@@ -45,8 +45,7 @@ def list_(as_json: _out.Json = False) -> None:
         runs = f"route {routes}" if routes else f"no route: {family['unrouted']}"
         print(f"{family['family']}  ({runs})\n  one block owns {family['owns']}")
         rows = [
-            [v["entry"], *v["params"].values(), v["block"], v["lds_bytes"], v["graph_safe"]]
-            for v in family["variants"]
+            [v["entry"], *v["params"].values(), v["block"], v["lds_bytes"], v["graph_safe"]] for v in family["variants"]
         ]
         columns = ["variant", *family["params"], "threads", "LDS bytes", "graph-safe"]
         _out.table(columns, rows, numeric=["threads", "LDS bytes"])

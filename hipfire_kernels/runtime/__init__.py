@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +22,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class View:
-    """What a kernel needs to know of an array: address, shape, dtype (declared and numpy's name), may it be written."""
+    """What a kernel needs to know of an array: address, shape, dtype name, and whether it may be written."""
 
     pointer: int
     shape: tuple[int, ...]
     dtype: str
     writable: bool
-    numpy_dtype: str
+
+
+class Launch(NamedTuple):
+    """One launch, with nothing left to decide: what `Device.load` gave, blocks, threads of a block, arguments."""
+
+    kernel: Any
+    grid: tuple[int, int, int]
+    threads: int
+    args: KernelArgs
 
 
 class Device(Protocol):
@@ -66,13 +74,11 @@ class Device(Protocol):
     def load(self, artifact: Artifact) -> Any:
         """Make an artifact launchable. The same artifact is loaded once."""
 
-    def launch(
-        self, kernel: Any, grid: tuple[int, int, int], block: int, args: KernelArgs, stream: Any = None
-    ) -> None:
-        """Launch a loaded kernel. An error of the launch is raised here, not at a later call.
+    def launch(self, launches: Sequence[Launch], stream: Any = None) -> None:
+        """Launch loaded kernels, one behind the other. An error of a launch is raised here, not at a later call.
 
         Raises:
-            DeviceError: the launch failed.
+            DeviceError: a launch failed.
             InputError: the stream is not one of this device.
         """
 
@@ -90,7 +96,7 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
 
 
 GPU_VENDORS = ("hip", "cuda")
-"""Vendors with a module of that name here that has `open_device(index)`, in the order `auto` tries them."""
+"""Vendors, in the order `auto` tries them. The module of that name has `driver()` and `open_device(index)`."""
 
 
 def device(name: str = "auto") -> Device:
@@ -103,31 +109,54 @@ def device(name: str = "auto") -> Device:
         DeviceError: there is no such device here, or its driver is missing; the message says which.
     """
     if name == "auto":
-        name = devices()[0]
-    return _open(name)
+        name = next(_openable())
+    vendor, _, index = name.partition(":")
+    if vendor in GPU_VENDORS and index.isdecimal():
+        name = f"{vendor}:{int(index)}"
+    elif name != "host":
+        raise InputError(f"device {name!r} is not known; required: host, hip:N, cuda:N or auto")
+    with _opening:  # arrays name their device object: there must not be two of one
+        if name not in _opened:
+            _opened[name] = _open(name)
+        return _opened[name]
 
 
-@functools.cache
+_opening = threading.Lock()
+_opened: dict[str, Device] = {}
+
+
 def _open(name: str) -> Device:
     vendor, _, index = name.partition(":")
-    if name == "host":
+    if vendor == "host":
         from .host import HostDevice
 
         return HostDevice()
-    if vendor in GPU_VENDORS and index.isdecimal():
-        opened: Device = importlib.import_module(f".{vendor}", __name__).open_device(int(index))
-        return opened
-    raise InputError(f"device {name!r} is not known; required: host, hip:N, cuda:N or auto")
+    opened: Device = _module(vendor).open_device(int(index))
+    return opened
 
 
 def devices() -> tuple[str, ...]:
-    """Names of the devices that open on this machine, GPUs first. Never raises."""
-    found = []
+    """Names of the devices that open on this machine, GPUs first. Opens them, and never raises."""
+    return tuple(_openable())
+
+
+def _openable() -> Iterator[str]:
     for vendor in GPU_VENDORS:
-        with contextlib.suppress(DeviceError, InputError):
-            count = importlib.import_module(f".{vendor}", __name__).driver().count()
-            found += [f"{vendor}:{index}" for index in range(count)]
-    return (*found, "host")
+        for index in range(_count(vendor)):
+            with contextlib.suppress(DeviceError):
+                yield device(f"{vendor}:{index}").name
+    yield "host"
+
+
+def _count(vendor: str) -> int:
+    try:
+        return int(_module(vendor).driver().count())
+    except DeviceError:
+        return 0
+
+
+def _module(vendor: str) -> Any:
+    return importlib.import_module(f".{vendor}", __name__)
 
 
 def device_of(array: Any) -> Device:

@@ -24,10 +24,13 @@ class CudaDriver:
     """See `gpu.Driver`."""
 
     vendor = "cuda"
+    toolchain = "nvrtc"
     dlpack_device = dlpack.CUDA
 
     def __init__(self) -> None:
         self._cu = _api()
+        self._launch_kernel = self._cu.cuLaunchKernel
+        self._set_current = self._cu.cuCtxSetCurrent
         self._contexts: dict[int, Any] = {}
         try:
             self._call("cuInit", 0)
@@ -48,12 +51,16 @@ class CudaDriver:
         return int(self._call("cuDeviceGetCount"))
 
     def activate(self, index: int) -> None:
-        if index not in self._contexts:
+        context = self._contexts.get(index)
+        if context is None:
             total = self.count()
             if not 0 <= index < total:
                 raise DeviceError(f"cuda:{index} does not exist; this machine has {total} CUDA devices")
-            self._contexts[index] = self._call("cuDevicePrimaryCtxRetain", self._call("cuDeviceGet", index))
-        self._call("cuCtxSetCurrent", self._contexts[index])
+            context = self._call("cuDevicePrimaryCtxRetain", self._call("cuDeviceGet", index))
+            self._contexts[index] = context
+        (status,) = self._set_current(context)
+        if status:
+            raise DeviceError(f"cuCtxSetCurrent failed: {status.name} ({int(status)})")
 
     def _attribute(self, name: str, index: int) -> int:
         attribute = getattr(self._cu.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
@@ -130,14 +137,22 @@ class CudaDriver:
     def module_load(self, code: bytes) -> int:
         return int(self._call("cuModuleLoadData", code))
 
-    def module_function(self, module: int, entry: str) -> int:
-        return int(self._call("cuModuleGetFunction", module, entry.encode()))
+    def module_unload(self, module: int) -> None:
+        self._call("cuModuleUnload", module)
 
-    def launch(self, function: int, grid: tuple[int, int, int], block: int, params: int, stream: int) -> None:
-        self._call("cuLaunchKernel", function, *grid, block, 1, 1, 0, stream, params, 0)
+    def module_function(self, module: int, entry: str) -> Any:
+        # The binding's own object: making one from an integer at every launch would cost microseconds.
+        return self._call("cuModuleGetFunction", module, entry.encode())
+
+    def launch(self, function: Any, grid: tuple[int, int, int], block: int, params: int, stream: int) -> None:
+        x, y, z = grid
+        (status,) = self._launch_kernel(function, x, y, z, block, 1, 1, 0, stream, params, 0)
+        if status:
+            raise DeviceError(f"cuLaunchKernel failed: {status.name} ({int(status)})")
 
     def capture_begin(self, stream: int) -> None:
-        mode = self._cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        # Relaxed: the other modes forbid allocating, and so a workspace, until the capture ends.
+        mode = self._cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         self._call("cuStreamBeginCapture", stream, mode)
 
     def capture_end(self, stream: int) -> int:

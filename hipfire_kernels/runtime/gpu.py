@@ -8,7 +8,6 @@ A kernel that faults later is reported where the host next waits for the device,
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,10 +18,9 @@ import numpy.typing as npt
 
 from ..archs import Arch, arch
 from ..errors import DeviceError, InputError
-from . import ALIGNMENT, View, dlpack, dtype_name
+from . import ALIGNMENT, DTYPES, Launch, View, dlpack, dtype_name
 
 if TYPE_CHECKING:
-    from ..binding import KernelArgs
     from ..builder import Artifact
 
 
@@ -30,6 +28,7 @@ class Driver(Protocol):
     """What a vendor's driver must do. Handles are integers; every failure is a DeviceError that names the call."""
 
     vendor: str
+    toolchain: str
     dlpack_device: int
 
     def activate(self, index: int) -> None:
@@ -62,8 +61,9 @@ class Driver(Protocol):
     def event_synchronize(self, event: int) -> None: ...
     def event_elapsed_ms(self, start: int, end: int) -> float: ...
     def module_load(self, code: bytes) -> int: ...
-    def module_function(self, module: int, entry: str) -> int: ...
-    def launch(self, function: int, grid: tuple[int, int, int], block: int, params: int, stream: int) -> None: ...
+    def module_unload(self, module: int) -> None: ...
+    def module_function(self, module: int, entry: str) -> Any: ...
+    def launch(self, function: Any, grid: tuple[int, int, int], block: int, params: int, stream: int) -> None: ...
     def capture_begin(self, stream: int) -> None: ...
     def capture_end(self, stream: int) -> int:
         """The instantiated graph."""
@@ -98,6 +98,7 @@ class DeviceArray:
 
     def __init__(self, buffer: Buffer, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self.buffer, self.offset, self.shape, self.dtype = buffer, offset, shape, dtype
+        self.view = View(buffer.pointer + offset, shape, dtype_name(dtype), True)
 
     def __repr__(self) -> str:
         return f"<DeviceArray {self.dtype}{list(self.shape)} on {self.buffer.device.name}>"
@@ -192,19 +193,27 @@ class Event:
 
 
 class Graph:
-    """A captured sequence of launches. Keeps alive what its launches use: arguments, kernels and arrays it was told of."""
+    """A captured sequence of launches. Keeps alive what the library made for them: arguments, workspaces, outputs.
+
+    Attributes:
+        entries: the kernels in it.
+        keeps: what lives as long as the graph. Arrays made before the capture are the caller's: keep them, or add them.
+    """
 
     def __init__(self, device: GpuDevice) -> None:
         self.device = device
         self.handle = 0
+        self.entries: list[str] = []
         self.keeps: list[Any] = []
 
     def launch(self, stream: Any = None) -> None:
         """Replay it."""
         if not self.handle:
             raise DeviceError("the graph's capture has not ended, or has failed; nothing to replay")
+        handle = self.device.stream_handle(stream)
         self.device.driver.activate(self.device.index)
-        self.device.driver.graph_launch(self.handle, self.device.stream_handle(stream))
+        self.device.driver.graph_launch(self.handle, handle)
+        self.device.launched(f"a graph of {', '.join(self.entries)}")
 
     def __del__(self) -> None:
         if getattr(self, "handle", 0) and not sys.is_finalizing():
@@ -221,16 +230,23 @@ class GpuDevice:
 
     def __init__(self, driver: Driver, index: int) -> None:
         self.driver, self.index = driver, index
+        self.toolchain: str | None = driver.toolchain
         self.name = f"{driver.vendor}:{index}"
         driver.activate(index)
         self.reported_arch = driver.arch_name(index)
-        self.arch: Arch = arch(self.reported_arch)
-        self._loaded: dict[str, tuple[int, int]] = {}
+        self.arch: Arch = self._known_arch()
+        self._loaded: dict[str, tuple[int, Any]] = {}
         self._since_wait: list[str] = []
         self._capture: tuple[int, Graph] | None = None
 
     def __repr__(self) -> str:
         return f"<GpuDevice {self.name} {self.reported_arch}>"
+
+    def _known_arch(self) -> Arch:
+        try:
+            return arch(self.reported_arch)
+        except InputError as error:
+            raise DeviceError(f"{self.name} cannot be used, no kernel is built for it: {error}") from None
 
     def describe(self) -> dict[str, Any]:
         """Name, versions and sizes, for reports."""
@@ -242,7 +258,10 @@ class GpuDevice:
         """See `Device.empty`."""
         extents = tuple(int(extent) for extent in shape)
         kind = np.dtype(dtype)
-        return DeviceArray(Buffer(self, math.prod(extents) * kind.itemsize), 0, extents, kind)
+        array = DeviceArray(Buffer(self, math.prod(extents) * kind.itemsize), 0, extents, kind)
+        if self._capture is not None:
+            self._capture[1].keeps.append(array)
+        return array
 
     def section(self, array: Any, start: int, shape: Sequence[int]) -> DeviceArray:
         """See `Device.section`."""
@@ -253,6 +272,7 @@ class GpuDevice:
 
     def to_device(self, array: npt.NDArray[Any]) -> DeviceArray:
         """See `Device.to_device`."""
+        self._no_capture("a copy to the device")
         host = np.ascontiguousarray(array)
         copy = self.empty(host.shape, host.dtype)
         if host.nbytes:
@@ -264,14 +284,19 @@ class GpuDevice:
         host = np.ascontiguousarray(values)
         if host.shape != array.shape or host.dtype != array.dtype:
             raise InputError(f"values are {host.dtype}{list(host.shape)}; required: {array.dtype}{list(array.shape)}")
+        self._no_capture("a copy to the device")
+        pointer = self.view("array", array).pointer
         self.driver.activate(self.index)
         if host.nbytes:
-            self.driver.copy_in(array.pointer, host.ctypes.data, host.nbytes)
+            self.driver.copy_in(pointer, host.ctypes.data, host.nbytes)
 
     def to_host(self, array: Any) -> npt.NDArray[Any]:
         """See `Device.to_host`. Waits for the device."""
+        self._no_capture("a copy to the host")
         view = self.view("array", array)
-        dtype = array.dtype if isinstance(array, DeviceArray) else np.dtype(view.numpy_dtype)
+        dtype: np.dtype[Any] | None = array.dtype if isinstance(array, DeviceArray) else DTYPES.get(view.dtype)
+        if dtype is None:
+            raise InputError(f"array has dtype {view.dtype}; required: one of {', '.join(DTYPES)}")
         host = np.empty(view.shape, dtype)
         self.synchronize()
         if host.nbytes:
@@ -283,7 +308,9 @@ class GpuDevice:
         if isinstance(array, DeviceArray):
             if array.buffer.device is not self:
                 raise InputError(f"{name} is on {array.buffer.device.name}; required: {self.name}, as the call's device")
-            found = View(array.pointer, array.shape, dtype_name(array.dtype), True, str(array.dtype))
+            if not array.buffer.pointer:
+                raise InputError(f"{name} has been freed: {array!r}")
+            found = array.view
         elif isinstance(array, np.ndarray):
             raise InputError(
                 f"{name} is a numpy array in host memory; required: an array on {self.name}, for instance device.to_device({name})"
@@ -311,8 +338,8 @@ class GpuDevice:
             self._require_here(name, pointer)
         producer = interface.get("stream")
         if producer is not None:
-            self.order_after(producer, self.default_stream)
-        return View(pointer, shape, dtype_name(dtype), not read_only, str(dtype))
+            self.order_after(self.stream_handle(producer), self.default_stream)
+        return View(pointer, shape, dtype_name(dtype), not read_only)
 
     def _view_dlpack(self, name: str, array: Any) -> View:
         kind, index = array.__dlpack_device__()
@@ -322,7 +349,7 @@ class GpuDevice:
         if found.dtype is None:
             raise InputError(f"{name} has a DLPack dtype that no kernel takes; required: float32, int32 or uint8")
         self._require_contiguous(name, found.shape, found.strides, 1)
-        return View(found.pointer, found.shape, dtype_name(found.dtype), True, str(found.dtype))
+        return View(found.pointer, found.shape, dtype_name(found.dtype), True)
 
     def _dlpack_stream(self) -> int:
         # DLPack: 1 is CUDA's legacy default stream and 0 is not allowed; on ROCm the default is 0.
@@ -369,7 +396,7 @@ class GpuDevice:
         if not isinstance(stream, int) or isinstance(stream, bool):
             raise InputError(f"stream is {stream!r}; required: a stream of {self.name}, an integer handle, or None")
         if stream in (0, 1, 2):  # default streams are per context, and the context is this device's
-            return stream
+            return self.default_stream if stream == 1 else stream  # older HIP runtimes do not know 1, the legacy one
         self.driver.activate(self.index)
         owner = self.driver.stream_device(stream)
         if owner != self.index:
@@ -385,6 +412,7 @@ class GpuDevice:
 
     def synchronize(self) -> None:
         """Wait for everything queued on the device."""
+        self._no_capture("a wait for the device")
         self.waiting(self.driver.synchronize)
 
     def waiting(self, wait: Any, *args: Any) -> None:
@@ -398,12 +426,23 @@ class GpuDevice:
                 f"{error}. Launched on {self.name} since it was last waited for: {', '.join(launched) or 'nothing'}"
             ) from error
 
+    def launched(self, what: str) -> None:
+        """Note a launch, for the report of a fault."""
+        if len(self._since_wait) < 16:
+            self._since_wait.append(what)
+
+    def _no_capture(self, what: str) -> None:
+        # HIP would take it as the end of the capture; CUDA would do it now and leave it out of the graph.
+        if self._capture is not None:
+            raise DeviceError(f"{what} cannot be part of the graph that {self.name} is capturing; do it before")
+
     @contextlib.contextmanager
     def capture(self, stream: Stream) -> Iterator[Graph]:
         """Capture what is launched on a stream inside the block into a graph, instead of running it.
 
         If the block raises, the capture is ended and dropped, and the stream is usable again.
         """
+        self._no_capture("a capture")
         handle = self.stream_handle(stream)
         graph = Graph(self)
         self.driver.activate(self.index)
@@ -421,26 +460,31 @@ class GpuDevice:
 
     # -- kernels --
 
-    def load(self, artifact: Artifact) -> tuple[int, str]:
+    def load(self, artifact: Artifact) -> tuple[Any, str]:
         """See `Device.load`."""
         if artifact.key not in self._loaded:
             self.driver.activate(self.index)
             module = self.driver.module_load(artifact.code)
-            self._loaded[artifact.key] = (module, self.driver.module_function(module, artifact.entry))
+            try:
+                self._loaded[artifact.key] = (module, self.driver.module_function(module, artifact.entry))
+            except DeviceError:
+                self.driver.module_unload(module)
+                raise
         return (self._loaded[artifact.key][1], artifact.entry)
 
-    def launch(
-        self, kernel: Any, grid: tuple[int, int, int], block: int, args: KernelArgs, stream: Any = None
-    ) -> None:
-        """See `Device.launch`. Returns when the launch is queued."""
-        function, entry = kernel
-        handle = self.stream_handle(stream)
+    def launch(self, launches: Sequence[Launch], stream: Any = None) -> None:
+        """See `Device.launch`. Returns when the launches are queued."""
+        handle = self.default_stream if stream is None else self.stream_handle(stream)
+        driver = self.driver
+        driver.activate(self.index)
+        for (function, entry), grid, threads, args in launches:
+            try:
+                driver.launch(function, grid, threads, args.address, handle)
+            except DeviceError as error:
+                raise DeviceError(f"{entry}, grid {grid}, {threads} threads: {error}") from error
+        entries = [one.kernel[1] for one in launches]
         if self._capture is not None and self._capture[0] == handle:
-            self._capture[1].keeps.append(args)
-        self.driver.activate(self.index)
-        try:
-            self.driver.launch(function, grid, block, ctypes.addressof(args.pointers), handle)
-        except DeviceError as error:
-            raise DeviceError(f"{entry}, grid {grid}, {block} threads: {error}") from error
-        if len(self._since_wait) < 16:
-            self._since_wait.append(entry)
+            self._capture[1].keeps += [one.args for one in launches]
+            self._capture[1].entries += entries
+        elif len(self._since_wait) < 16:
+            self._since_wait += entries

@@ -6,7 +6,6 @@ kernel computes does not depend on how blocks are spread.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
 import tempfile
@@ -20,7 +19,7 @@ import numpy.typing as npt
 
 from ..archs import arch
 from ..errors import DeadlockError, DeviceError, InputError
-from . import ALIGNMENT, View, dlpack, dtype_name
+from . import ALIGNMENT, Launch, View, dlpack, dtype_name
 
 if TYPE_CHECKING:
     from ..builder import Artifact
@@ -79,7 +78,7 @@ class HostDevice:
     """
 
     name = "host"
-    toolchain = None
+    toolchain: str | None = None
 
     def __init__(self, thread_order: int | None = None) -> None:
         self.arch = arch("host")
@@ -103,7 +102,7 @@ class HostDevice:
         alignment = ALIGNMENT.get(dtype, 1)
         if pointer % alignment and array.size:
             raise InputError(f"{name} is at an address that is not a multiple of {alignment}, which {dtype} needs")
-        return View(pointer, array.shape, dtype, bool(array.flags.writeable), str(array.dtype))
+        return View(pointer, array.shape, dtype, bool(array.flags.writeable))
 
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """See `Device.empty`."""
@@ -133,17 +132,20 @@ class HostDevice:
             self._loaded[artifact.key] = kernel
         return kernel
 
-    def launch(
-        self, kernel: HostKernel, grid: tuple[int, int, int], block: int, args: KernelArgs, stream: Any = None
-    ) -> None:
+    def launch(self, launches: Sequence[Launch], stream: Any = None) -> None:
         """See `Device.launch`. Returns when all blocks have run."""
         if stream is not None:
             raise InputError(f"stream is {stream!r}; the host device has no streams, pass None")
-        launch = self._describe(kernel, grid, block)
-        total = grid[0] * grid[1] * grid[2]
+        for one in launches:
+            self._launch(one)
+
+    def _launch(self, one: Launch) -> None:
+        kernel: HostKernel = one.kernel
+        launch = self._describe(kernel, one.grid, one.threads)
+        total = one.grid[0] * one.grid[1] * one.grid[2]
         parts = min(total, 4 * _cores()) if _cores() > 1 else 1
         edges = [total * i // parts for i in range(parts + 1)] if parts else []
-        run = functools.partial(_run, kernel, launch, args)
+        run = functools.partial(_run, kernel, launch, one.args)
         if parts <= 1:
             failures = [run(a, b) for a, b in zip(edges, edges[1:], strict=False)]
         else:
@@ -209,7 +211,7 @@ class Failure:
 def _run(kernel: HostKernel, launch: Any, args: KernelArgs, first: int, last: int) -> Failure | None:
     ffi = _ffi()
     report = ffi.new("hk_report*")
-    pointers = ffi.cast("void**", ctypes.addressof(args.pointers))
+    pointers = ffi.cast("void**", args.address)
     code = kernel.library.hk_run(launch, pointers, first, last, report)
     if code == 0:
         return None

@@ -41,9 +41,8 @@ def main(folder: Path, options: list[str]) -> None:
             hiprtc,
             hiprtc.hiprtcCreateProgram((folder / "kernel.hip").read_bytes(), b"kernel.hip", 0, None, None),
         )
-        status = hiprtc.hiprtcCompileProgram(program, len(options), [option.encode() for option in options])[
-            0
-        ]
+        words = [option.encode() for option in options]
+        (status,) = hiprtc.hiprtcCompileProgram(program, len(words), words)
         tell(identity=_identity(), log=_log(hiprtc, program))
         _checked(hiprtc, (status,))
         code = bytearray(_checked(hiprtc, hiprtc.hiprtcGetCodeSize(program)))

@@ -72,9 +72,7 @@ def version_line(command: tuple[str, ...]) -> str:
     """
     finished = run([*command, "--version"])
     if finished.failure is not None or not finished.out:
-        raise ProbeFailed(
-            f"--version gave no answer: {finished.failure or 'no text'} {finished.err.strip()[:200]}"
-        )
+        raise ProbeFailed(f"--version gave no answer: {finished.failure or 'no text'} {finished.err.strip()[:200]}")
     return finished.out.splitlines()[0].strip()
 
 

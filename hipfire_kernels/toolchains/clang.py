@@ -22,7 +22,6 @@ _OPTIONS = (
     "-std=c++17",
     "-ffp-contract=off",  # kernels that do the same arithmetic must give the same bits
     "-mno-cumode",  # a workgroup may use a whole WGP, which the occupancy figure takes for granted
-    "-fuse-cuid=none",  # the id would be made from the source's path, and the object differ from run to run
     "-nogpuinc",
     "-nogpulib",
     "-Wall",
@@ -66,7 +65,7 @@ class ClangToolchain(Toolchain):
         else:
             steps = [(*chosen.command, *front, "--no-gpu-bundle-output", "kernel.hip", "-o", "kernel.co")]
         with tempfile.TemporaryDirectory(prefix="hipfire-") as folder:
-            # Relative names keep the folder out of messages.
+            # Relative names: the folder is in no message, nor in the object, which holds a digest of the path.
             Path(folder, "kernel.hip").write_text(source)
             log = ""
             for step in steps:

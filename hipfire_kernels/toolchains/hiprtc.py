@@ -68,9 +68,7 @@ class HiprtcToolchain(Toolchain):
         if done.stage == "import":
             raise ProbeFailed(f"hip-python cannot be imported: {done.why}")
         if done.stage == "load":
-            raise ProbeFailed(
-                f"the library does not load: {done.why}. Install ROCm's hiprtc, or point ROCM_PATH at it"
-            )
+            raise ProbeFailed(f"the library does not load: {done.why}. Install ROCm's hiprtc, or point ROCM_PATH at it")
         raise ProbeFailed(f"it cannot compile an empty kernel for {arch.name}: {_explained(done)}")
 
 
@@ -107,9 +105,7 @@ def _compile(source: str, options: tuple[str, ...]) -> _Done:
 
 def _explained(done: _Done) -> str:
     if done.finished.failure is not None and "SIGABRT" in done.finished.failure:
-        return (
-            f"{done.why}. Releases do that on an arch they do not know: use a newer one, or toolchain 'clang'"
-        )
+        return f"{done.why}. Releases do that on an arch they do not know: use a newer one, or toolchain 'clang'"
     return done.why
 
 
@@ -129,7 +125,5 @@ def _places() -> list[str]:
     folders = [os.path.join(name, "lib") for name in names] + os.environ.get("LD_LIBRARY_PATH", "").split(":")
     found = [importlib.util.find_spec(package) for package in ("hip", "rocm_sdk")]
     files = [spec.origin for spec in found if spec is not None and spec.origin is not None]
-    libraries = [
-        os.path.join(folder, f"lib{stem}.so") for folder in folders for stem in ("hiprtc", "amd_comgr")
-    ]
+    libraries = [os.path.join(folder, f"lib{stem}.so") for folder in folders for stem in ("hiprtc", "amd_comgr")]
     return [*files, *libraries, "/etc/ld.so.cache"]

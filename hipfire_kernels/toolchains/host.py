@@ -54,9 +54,7 @@ class HostToolchain(Toolchain):
         if seen[-1].reason is not None and shutil.which("g++"):
             return (
                 *seen,
-                Candidate(
-                    "g++", "not supported: kernels use ext_vector_type and _Float16, which are clang's"
-                ),
+                Candidate("g++", "not supported: kernels use ext_vector_type and _Float16, which are clang's"),
             )
         return seen
 
@@ -132,9 +130,7 @@ def _cpu() -> str:
         "Features",
     )
     try:
-        with open(
-            "/proc/cpuinfo"
-        ) as file:  # one core alone: the file of a large server takes long to produce
+        with open("/proc/cpuinfo") as file:  # one core alone: the file of a large server takes long to make
             core = file.read(8192).split("\n\n")[0]
     except OSError:
         return platform.node()

@@ -44,8 +44,6 @@ def choose(arch: Arch, wanted: str | Toolchain | None = None) -> Toolchain:
         if reason is None:
             return toolchain
         reasons.append(f"  {toolchain.name}: {reason}")
-    raise ToolchainUnavailable(
-        "\n".join(
-            [f"no compiler for {arch.name} can work here:", *reasons, "`pip install ziglang` brings one"]
-        )
-    )
+    if name is None and arch.dialect != "nvidia":
+        reasons.append("`pip install ziglang` brings one")
+    raise ToolchainUnavailable("\n".join([f"no compiler for {arch.name} can work here:", *reasons]))

@@ -1,0 +1,38 @@
+"""Every family on hip:0 within the oracle's limits, and with the bits of the host device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hip_lab import variants
+
+from hipfire_kernels import parity
+from hipfire_kernels.family import Variant
+from hipfire_kernels.parity import Guarded, check, grid
+from hipfire_kernels.runtime import Device
+from hipfire_kernels.runtime.gpu import GpuDevice
+
+REDUCED = {"rows": (1, 5, 8, 31), "contexts": (1, 127, 129, 300)}
+
+
+@pytest.mark.parametrize("variant", variants(), ids=lambda v: v.entry)
+def test_family(variant: Variant, hip0: GpuDevice, host: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[np.ndarray[Any, Any]] = []
+    read = Guarded.read
+
+    def recorded(self: Guarded) -> np.ndarray[Any, Any]:
+        seen.append(read(self))
+        return seen[-1]
+
+    monkeypatch.setattr(parity.Guarded, "read", recorded)
+    for case in grid(variant, **REDUCED):
+        outputs = []
+        for where in (hip0, host):
+            seen.clear()
+            result = check(variant, case, where)
+            assert result.ok, result.describe()
+            outputs.append([array.tobytes() for array in seen])
+        assert outputs[0] == outputs[1], case.describe()
+        assert outputs[0]
