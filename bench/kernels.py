@@ -69,9 +69,7 @@ def random_cache(rng: np.random.Generator, shape: Shape) -> npt.NDArray[np.uint8
     return cache
 
 
-def measure(
-    device: GpuDevice, watch: Stopwatch, shape: Shape, rounds: int, check: bool = True
-) -> list[dict[str, Any]]:
+def measure(device: GpuDevice, watch: Stopwatch, shape: Shape, rounds: int, check: bool = True) -> list[dict[str, Any]]:
     """The table's rows for one shape."""
     rng = np.random.default_rng(shape.ctx + shape.rows)
     q = rng.standard_normal((shape.rows, shape.n_heads, shape.head_dim), np.float32)
@@ -96,7 +94,8 @@ def measure(
 
 
 def _caller(plan: TilePlan, arrays: Sequence[Any], out: Any) -> Any:
-    return lambda: plan.run(*arrays, out)
+    q, k_cache, v_cache, positions = arrays
+    return lambda: plan.run(q, k_cache, v_cache, positions, out)
 
 
 def _row(shape: Shape, name: str, times: dict[str, Times], error: float | None) -> dict[str, Any]:

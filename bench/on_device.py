@@ -130,7 +130,9 @@ def sanitize(device_name: str) -> dict[str, str]:
     for check_name in ("memcheck", "racecheck"):
         argv = [tool, "--tool", check_name, "--error-exitcode", "9", sys.executable, "-c", program]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=280)
-        lines = [line for line in done.stdout.splitlines() if "SUMMARY" in line] or (done.stdout + done.stderr).splitlines()[-3:]
+        lines = [line for line in done.stdout.splitlines() if "SUMMARY" in line] or (
+            done.stdout + done.stderr
+        ).splitlines()[-3:]
         found[check_name] = f"exit {done.returncode}: {' '.join(lines)}"
     return found
 
@@ -139,11 +141,11 @@ def host_time(device: GpuDevice) -> dict[str, float]:
     """Host microseconds of one plan.run (two launches), and of two bare launches of the same kernels."""
     case = Case(16, 4096, 24, 4, 256)
     i = inputs(case)
-    arrays = [device.to_device(a) for a in (i.q, i.k_cache, i.v_cache, i.positions)]
+    q, k, v, positions = (device.to_device(a) for a in (i.q, i.k_cache, i.v_cache, i.positions))
     out = device.empty(i.q.shape, np.float32)
     variant = families()["attention_flash_q8_0_rows"].variant(rows=8, head_dim=256)
-    plan = TilePlan(variant, device, check_verify(device, *arrays[:3]), case.ctx)
-    plan.run(*arrays, out)
+    plan = TilePlan(variant, device, check_verify(device, q, k, v), case.ctx)
+    plan.run(q, k, v, positions, out)
     launches = plan.launches
 
     def bare() -> None:
@@ -151,7 +153,7 @@ def host_time(device: GpuDevice) -> dict[str, float]:
             device.driver.launch(function, grid_of, threads, args.address, 0)
 
     return {
-        "plan_run_us": _host_us(device, lambda: plan.run(*arrays, out)),
+        "plan_run_us": _host_us(device, lambda: plan.run(q, k, v, positions, out)),
         "two_bare_launches_us": _host_us(device, bare),
     }
 
@@ -178,9 +180,7 @@ def model(device_name: str) -> dict[str, Any]:
     for prompt in demo_prompts()[:4]:
         results = {n: e.generate(tokenizer.encode(prompt), max_new_tokens=64) for n, e in engines.items()}
         here = results[device_name]
-        rows.append(
-            {"equal": here.tokens == results["host"].tokens, "tau": here.tau, "routes": dict(here.routes)}
-        )
+        rows.append({"equal": here.tokens == results["host"].tokens, "tau": here.tau, "routes": dict(here.routes)})
     return {"prompts": rows, "equal": all(row["equal"] for row in rows)}
 
 
@@ -229,7 +229,9 @@ def _summarise_parity(report: dict[str, Any]) -> bool:
     failed = [line for r in report["grid"] for line in r["failed"]]
     cases = sum(r["cases"] for r in report["grid"])
     worst = max((r["worst"], r["variant"]) for r in report["grid"] if not r["variant"].startswith("kv_"))
-    print(f"parity: {cases} cases, {len(failed)} failed, worst {worst}; bits {report['bits']}; 2^31 {report['beyond_2_31']:.2e}")
+    print(
+        f"parity: {cases} cases, {len(failed)} failed, worst {worst}; bits {report['bits']}; 2^31 {report['beyond_2_31']:.2e}"
+    )
     for line in failed[:20]:
         print(" ", line)
     return bool(failed) or not all(report["bits"].values()) or report["beyond_2_31"] > 1e-5

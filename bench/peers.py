@@ -54,8 +54,13 @@ def _shape_rows(torch: Any, device: GpuDevice, watch: Stopwatch, shape: Shape) -
         for name in times
     ]
     for row in rows:
-        print(f"d{shape.head_dim} ctx {shape.ctx} {row['who']:<14} {row['us']:9.1f} us  error {row['worst_error']:.1e}", flush=True)
-    return rows + [{"ctx": shape.ctx, "head_dim": shape.head_dim, "who": name, "refused": why} for name, why in refused.items()]
+        print(
+            f"d{shape.head_dim} ctx {shape.ctx} {row['who']:<14} {row['us']:9.1f} us  error {row['worst_error']:.1e}",
+            flush=True,
+        )
+    return rows + [
+        {"ctx": shape.ctx, "head_dim": shape.head_dim, "who": name, "refused": why} for name, why in refused.items()
+    ]
 
 
 def _own_calls(device: GpuDevice, shape: Shape, arrays: tuple[Any, ...]) -> tuple[dict[str, Call], dict[str, Call]]:
@@ -80,7 +85,11 @@ def _peer_calls(
     from torch.nn.attention.bias import causal_lower_right
 
     on = torch.device("cuda", device.index)
-    stream = torch.cuda.ExternalStream(device.default_stream, device=on) if device.default_stream else torch.cuda.default_stream(on)
+    stream = (
+        torch.cuda.ExternalStream(device.default_stream, device=on)
+        if device.default_stream
+        else torch.cuda.default_stream(on)
+    )
     dense = [torch.from_numpy(dequantize_q8_0(x)).to(on).to(torch.bfloat16) for x in (k, v)]
     keys, values = (x.permute(1, 0, 2).contiguous()[None] for x in dense)
     query = torch.from_numpy(q).to(on).to(torch.bfloat16).permute(1, 0, 2).contiguous()[None]
@@ -90,7 +99,9 @@ def _peer_calls(
 
     def sdpa(backend: Any) -> Any:
         with sdpa_kernel(backend):
-            return torch.nn.functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=True)
+            return torch.nn.functional.scaled_dot_product_attention(
+                query, keys, values, attn_mask=mask, enable_gqa=True
+            )
 
     candidates: dict[str, Call] = {
         "sdpa_flash": lambda: sdpa(SDPBackend.FLASH_ATTENTION),
@@ -144,7 +155,9 @@ def _flashinfer(torch: Any, shape: Shape, q: Any, dense: list[Any], on: Any) -> 
         flat = torch.zeros(pages * page, shape.n_kv_heads, shape.head_dim, dtype=torch.bfloat16, device=on)
         flat[: shape.ctx] = x
         cache[:, which] = flat.view(pages, page, shape.n_kv_heads, shape.head_dim)
-    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(torch.empty(256 << 20, dtype=torch.uint8, device=on), "NHD")
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
+        torch.empty(256 << 20, dtype=torch.uint8, device=on), "NHD"
+    )
 
     def ints(*numbers: int) -> Any:
         return torch.tensor(numbers, dtype=torch.int32, device=on)

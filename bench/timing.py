@@ -1,14 +1,14 @@
 """Timing on a device: interleaved, cold L2, by events.
 
 Every round times each call once, in an order that alternates forward and backward, so that a drift of the clocks
-falls on all alike. Before each timed call a buffer of many times the L2 is read: the call finds nothing of its own there, and
-the device is busy while the host queues the call, so that no host time lies between the two events.
+falls on all alike. Before each timed call a buffer of many times the L2 is read: the call finds nothing of its own
+there, and the device is busy while the host queues the call, so that no host time lies between the two events.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,7 +98,7 @@ class Stopwatch:
         self.device.synchronize()
         marks: dict[str, list[tuple[Any, Any]]] = {name: [] for name in calls}
         for index in range(rounds):
-            order: Sequence[str] = list(calls) if index % 2 == 0 else list(reversed(calls))
+            order = list(calls)[:: 1 if index % 2 == 0 else -1]
             for name in order:
                 start, end = self.device.event(), self.device.event()
                 self._read_flush()
@@ -107,6 +107,4 @@ class Stopwatch:
                 end.record()
                 marks[name].append((start, end))
             self.device.synchronize()
-        return {
-            name: Times(tuple(1e3 * end.ms_since(start) for start, end in pairs)) for name, pairs in marks.items()
-        }
+        return {name: Times(tuple(1e3 * end.ms_since(start) for start, end in pairs)) for name, pairs in marks.items()}

@@ -7,7 +7,7 @@ from .calls import attend, draft_attend, kv_write
 from .checks import Check
 from .counters import snapshot as route_counts
 from .evidence import Evidence
-from .plan import Plan, plan
+from .planning import Plan, plan
 from .request import AttendRequest
 from .routes import ROUTES, Route
 

@@ -18,7 +18,7 @@ from ..layout import TILE, tiles
 from ..runtime import Device
 from . import counters
 from .admission import Decision
-from .plan import Plan, decide
+from .planning import Plan, decide
 from .request import AttendRequest
 
 OnDecision = Callable[[Decision], None]
@@ -164,7 +164,14 @@ def draft_attend(
 
 
 def kv_write(
-    k: Any, v: Any, k_cache: Any, v_cache: Any, positions: Any, *, device: Device | str | None = None, stream: Any = None
+    k: Any,
+    v: Any,
+    k_cache: Any,
+    v_cache: Any,
+    positions: Any,
+    *,
+    device: Device | str | None = None,
+    stream: Any = None,
 ) -> None:
     """Quantise new K and V rows into the cache, in place.
 
@@ -179,7 +186,9 @@ def kv_write(
     check_positions(slots, new.shape[0], cache.shape[0], least=0)
     taken, times = np.unique(slots, return_counts=True)
     if times.max() > 1:
-        raise InputError(f"positions holds {taken[times.argmax()]} twice; required: a cache slot of its own for each row")
+        raise InputError(
+            f"positions holds {taken[times.argmax()]} twice; required: a cache slot of its own for each row"
+        )
     at = on.to_device(positions) if isinstance(positions, np.ndarray) else positions
     write_kv(on, k, v, k_cache, v_cache, at, stream=stream)
 
@@ -198,7 +207,17 @@ def _plan_for(decision: Decision, device: Device, shape: VerifyShape, block_cols
     # Plans for contexts up to a power of two of tiles, so that a growing context finds the same one.
     covered = TILE << (tiles(ctx) - 1).bit_length()
     owner = (threading.get_ident(), str(getattr(stream, "handle", stream)))
-    key = (decision.route, decision.request.layout, bool(decision.request.window), fixed, device, shape, covered, block_cols, owner)
+    key = (
+        decision.route,
+        decision.request.layout,
+        bool(decision.request.window),
+        fixed,
+        device,
+        shape,
+        covered,
+        block_cols,
+        owner,
+    )
     with _plans_lock:
         found = _plans.pop(key, None)
     prepared = found or Plan(decision, device, shape, covered, block_cols)

@@ -85,7 +85,9 @@ def known_arch(r: AttendRequest) -> Check:
 
 def tiled_head_dim(r: AttendRequest) -> Check:
     """head_dim is a whole number of Q8_0 blocks, up to the largest a kernel holds in registers."""
-    ok = _is_int(r.head_dim) and r.head_dim is not None and 0 < r.head_dim <= MAX_HEAD_DIM and r.head_dim % Q8_BLOCK == 0
+    ok = (
+        _is_int(r.head_dim) and r.head_dim is not None and 0 < r.head_dim <= MAX_HEAD_DIM and r.head_dim % Q8_BLOCK == 0
+    )
     return Check("head_dim", r.head_dim, f"a multiple of {Q8_BLOCK} up to {MAX_HEAD_DIM}", ok)
 
 

@@ -26,7 +26,10 @@ def count_drift(route: str, reason: str, established: str) -> None:
         first = _drift[key] == 1
     if first:
         _log.warning(
-            "route %s was admitted but its launcher refuses (%s); ran %s instead. Counted, logged once", route, reason, established
+            "route %s was admitted but its launcher refuses (%s); ran %s instead. Counted, logged once",
+            route,
+            reason,
+            established,
         )
 
 

@@ -18,7 +18,7 @@ class AttendRequest:
         n_heads, n_kv_heads: query heads and KV heads.
         rows: query rows.
         logical_ctx: keys the last row may see; the live context, never the capacity of the cache.
-        layout: "chain" (rows at consecutive positions), "tree" (a bias between the rows), "independent" (any positions).
+        layout: "chain" (rows at consecutive positions), "tree" (a bias between the rows) or "independent".
         capturing: a graph is being captured: the launch must stay right as the context grows.
         recording: launches are being recorded for replay by the caller. Not the same thing as capturing.
         window: keys a row sees; 0 for all.

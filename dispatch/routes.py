@@ -124,13 +124,13 @@ def _draft(name: str, sliding: bool, *predicates: Predicate) -> Route:
 
 def _windowed(r: AttendRequest) -> Check:
     known = isinstance(r.window, int) and r.window >= 0 and isinstance(r.causal, bool)
-    return Check("window/causal", f"{r.window}/{r.causal}", "a window or a causal mask", known and bool(r.window or r.causal))
+    return Check(
+        "window/causal", f"{r.window}/{r.causal}", "a window or a causal mask", known and bool(r.window or r.causal)
+    )
 
 
 DFLASH_SLIDING = _draft("dflash_sliding", True, _windowed)
-DFLASH_SCALAR = _draft(
-    "dflash_scalar", False, checks.equals("window", 0), checks.equals("causal", False)
-)
+DFLASH_SCALAR = _draft("dflash_scalar", False, checks.equals("window", 0), checks.equals("causal", False))
 
 ROUTES: tuple[Route, ...] = (_multirow(8), _multirow(4), TILE_BATCHED, DFLASH_SLIDING, DFLASH_SCALAR)
 

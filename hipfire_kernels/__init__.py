@@ -31,10 +31,10 @@ from .kernels import families
 from .q8_0 import dequantize_q8_0, quantize_q8_0
 
 if TYPE_CHECKING:
-    from .builder import Artifact, build
-    from .runtime import Device, device, devices
-    from .dispatch import attend, draft_attend, kv_write, plan
     from .binding import launch
+    from .builder import Artifact, build
+    from .dispatch import attend, draft_attend, kv_write, plan
+    from .runtime import Device, device, devices
 
 __version__ = "0.1.0"
 

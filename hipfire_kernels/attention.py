@@ -53,7 +53,9 @@ def check_verify(device: Device, q: Any, k_cache: Any, v_cache: Any) -> VerifySh
     if k_shape[3] != Q8_BYTES:
         raise InputError(f"k_cache has shape {k_shape}; required: a last extent of {Q8_BYTES}, one Q8_0 block")
     if k_shape[2] * Q8_BLOCK != head_dim:
-        raise InputError(f"k_cache has shape {k_shape}; required: {head_dim // Q8_BLOCK} blocks for head_dim {head_dim}")
+        raise InputError(
+            f"k_cache has shape {k_shape}; required: {head_dim // Q8_BLOCK} blocks for head_dim {head_dim}"
+        )
     if v_shape != k_shape:
         raise InputError(f"v_cache has shape {v_shape}; required: the shape of k_cache, {k_shape}")
     return VerifyShape(rows, n_heads, k_shape[1], head_dim, k_shape[0])
@@ -66,7 +68,9 @@ def check_heads(rows: int, n_heads: int, n_kv_heads: int, head_dim: int) -> None
     if head_dim % Q8_BLOCK or not 0 < head_dim <= MAX_HEAD_DIM:
         raise InputError(f"head_dim is {head_dim}; required: a multiple of {Q8_BLOCK} up to {MAX_HEAD_DIM}")
     if n_kv_heads == 0 or n_heads == 0 or n_heads % n_kv_heads:
-        raise InputError(f"n_heads is {n_heads} with {n_kv_heads} KV heads; required: a positive multiple of the KV heads")
+        raise InputError(
+            f"n_heads is {n_heads} with {n_kv_heads} KV heads; required: a positive multiple of the KV heads"
+        )
 
 
 def check_positions(positions: npt.NDArray[Any], rows: int, capacity: int, *, least: int = -1) -> int:
@@ -75,11 +79,15 @@ def check_positions(positions: npt.NDArray[Any], rows: int, capacity: int, *, le
     A position of -1 sees no key (its output row is zero); writing needs `least` 0.
     """
     if positions.dtype != np.int32 or positions.shape != (rows,):
-        raise InputError(f"positions has dtype {positions.dtype} and shape {positions.shape}; required: int32 ({rows},)")
+        raise InputError(
+            f"positions has dtype {positions.dtype} and shape {positions.shape}; required: int32 ({rows},)"
+        )
     low, high = int(positions.min()), int(positions.max())
     if low < least or high >= capacity:
         wrong = low if low < least else high
-        raise InputError(f"positions holds {wrong}; required: {least} .. {capacity - 1} for a cache of {capacity} positions")
+        raise InputError(
+            f"positions holds {wrong}; required: {least} .. {capacity - 1} for a cache of {capacity} positions"
+        )
     return high + 1
 
 
@@ -113,7 +121,9 @@ class TilePlan:
         self.partials = device.empty(wanted, np.float32) if partials is None else partials
         held = device.view("partials", self.partials)
         if held.dtype != "f32" or held.shape[1:] != wanted[1:] or not held.shape[0]:
-            raise InputError(f"partials has dtype {held.dtype} and shape {held.shape}; required: f32 {('rows', *wanted[1:])}")
+            raise InputError(
+                f"partials has dtype {held.dtype} and shape {held.shape}; required: f32 {('rows', *wanted[1:])}"
+            )
         self.max_ctx = max_ctx
         self.workspace_bytes = 4 * math.prod(held.shape)
         reducer = families()["attention_flash_reduce_batched"].variant(
@@ -238,7 +248,9 @@ def draft_attend_rows(
     if k_shape[2] != head_dim:
         raise InputError(f"k has shape {k_shape}; required: the head_dim of q, {head_dim}")
     if k_shape[0] < rows:
-        raise InputError(f"k has {k_shape[0]} keys for {rows} query rows; required: context and block, at least the rows")
+        raise InputError(
+            f"k has {k_shape[0]} keys for {rows} query rows; required: context and block, at least the rows"
+        )
     if window < 0:
         raise InputError(f"window is {window}; required: 0 for none, or a number of keys")
     sliding = bool(window or causal)
@@ -248,9 +260,7 @@ def draft_attend_rows(
     launch(variant, device, stream=stream, q=q, k=k, v=v, out=out, scale=factor, **span)
 
 
-def write_kv(
-    device: Device, k: Any, v: Any, k_cache: Any, v_cache: Any, positions: Any, *, stream: Any = None
-) -> None:
+def write_kv(device: Device, k: Any, v: Any, k_cache: Any, v_cache: Any, positions: Any, *, stream: Any = None) -> None:
     """Quantise K and V rows into the cache at their positions, in one launch.
 
     Args:
@@ -262,7 +272,9 @@ def write_kv(
     check_heads(rows, n_kv_heads, n_kv_heads, head_dim)
     blocks = _shape(device, "k_cache", k_cache, "u8", f"[capacity][n_kv_heads][head_dim / 32][{Q8_BYTES}]", 4)[2]
     if blocks * Q8_BLOCK != head_dim:
-        raise InputError(f"k_cache has {blocks} blocks a head; required: {head_dim // Q8_BLOCK} for head_dim {head_dim}")
+        raise InputError(
+            f"k_cache has {blocks} blocks a head; required: {head_dim // Q8_BLOCK} for head_dim {head_dim}"
+        )
     for name, new in (("k", k), ("v", v)):
         if isinstance(new, np.ndarray):
             _check_quantizable(name, new)

@@ -124,9 +124,7 @@ class KernelFamily:
         """
         for name in params:
             if name not in self.params:
-                raise InputError(
-                    f"{self.name} has no parameter {name!r}; its parameters are {', '.join(self.params)}"
-                )
+                raise InputError(f"{self.name} has no parameter {name!r}; its parameters are {', '.join(self.params)}")
         for name, legal in self.params.items():
             if name not in params:
                 raise InputError(f"{self.name} needs {name}=, one of {_listed(legal)}")

@@ -14,7 +14,7 @@ from .layout import Q8_BLOCK, Q8_BYTES, RECORD_HEAD, TILE, ceil_div
 
 HEAD_DIMS = tuple(range(Q8_BLOCK, 257, Q8_BLOCK))
 MERGE_WAVES = 4
-"""Waves that share the tiles of one (head, row): 24 heads x 16 rows alone are three waves for each of 132 processors."""
+"""Waves that share the tiles of one (head, row). 24 heads x 16 rows alone would be three waves a processor of 132."""
 
 EXACT_F32 = Tolerance(worst_row=1e-5)
 

@@ -1,9 +1,9 @@
 """Hold a kernel against the float64 oracle on one case: poisoned, guarded, worst row.
 
 A `Case` is seeds and numbers, no tensors, so it can be printed, stored and replayed. `check` runs a variant on it:
-outputs are NaN and scratch is stale before the launch and stand between guard regions, cache bytes that no row may see hold
-NaN scales, inputs must come out unchanged. The error of a (row, head) is max|diff| / max|reference|; a case is as
-good as its worst.
+before the launch outputs are NaN and scratch is stale, both stand between guard regions, and cache bytes that no row
+may see hold NaN scales; inputs must come out unchanged. The error of a (row, head) is max|diff| / max|reference|; a
+case is as good as its worst.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import numpy.typing as npt
 
 from . import reference
 from .attention import TilePlan, check_verify, draft_attend_rows
-from .runtime import Device
+from .binding import launch
 from .errors import InputError
 from .family import Variant
 from .kernels import families
-from .binding import launch
 from .layout import Q8_BLOCK, TILE, kv_cache_shape, partials_shape, tiles
 from .q8_0 import quantize_q8_0
+from .runtime import Device
 
 Array = npt.NDArray[Any]
 
@@ -92,7 +92,8 @@ class Result:
     def describe(self) -> str:
         """One line; for a failure with what it takes to run it again."""
         verdict = "ok" if self.ok else "FAILED"
-        return f"{verdict} {self.variant.name} {self.case.describe()}: error {self.error:.3g} (limit {self.limit:g}) {self.fault}"
+        measured = f"error {self.error:.3g} (limit {self.limit:g}) {self.fault}"
+        return f"{verdict} {self.variant.name} {self.case.describe()}: {measured}".rstrip()
 
 
 def grid(variant: Variant, *, rows: Sequence[int] = ROWS, contexts: Sequence[int] = CONTEXTS) -> Iterator[Case]:
@@ -174,7 +175,7 @@ def _cache(case: Case, visible: int, rng: np.random.Generator) -> Array:
 def _foreign_blocks(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
     """Blocks a writer of our own never makes: extreme codes, and scales of every class but NaN and infinity."""
     blocks = np.empty(shape, np.uint8)
-    blocks[..., 2:] = rng.choice(np.array([0x80, 0x81, 0x00, 0x7F, 0x01, 0xFF], np.uint8), shape[:-1] + (Q8_BLOCK,))
+    blocks[..., 2:] = rng.choice(np.array([0x80, 0x81, 0x00, 0x7F, 0x01, 0xFF], np.uint8), (*shape[:-1], Q8_BLOCK))
     scales = np.array([0.0, -0.0, 6e-8, -3e-5, 0.01, -0.02, 0.013, 0.007], np.float16)
     blocks[..., :2] = rng.choice(scales, shape[:-1])[..., None].view(np.uint8)
     return blocks
@@ -250,7 +251,9 @@ def worst_row(got: Array, want: Array) -> float:
     return float(ratio.max(initial=0.0))
 
 
-def _compare(variant: Variant, case: Case, got: Array, want: Array, guarded: Sequence[Guarded], changed: bool) -> Result:
+def _compare(
+    variant: Variant, case: Case, got: Array, want: Array, guarded: Sequence[Guarded], changed: bool
+) -> Result:
     fault = ""
     if np.isnan(got).any():
         row, head, dim = np.argwhere(np.isnan(got))[0]
@@ -266,7 +269,7 @@ def _compare(variant: Variant, case: Case, got: Array, want: Array, guarded: Seq
 
 
 def run_attend(variant: Variant, case: Case, device: Device, rows: slice = slice(None)) -> tuple[Array, list[Guarded]]:
-    """Run an attention variant with its reducer on (a slice of the rows of) a case; the output and the guarded arrays."""
+    """Run an attention variant with its reducer on a case, or a slice of its rows: output and guarded arrays."""
     i = inputs(case)
     q, positions = i.q[rows], i.positions[rows]
     ctx = case.ctx if i.tree_bias is None else int(i.positions[0]) + case.block_cols

@@ -199,7 +199,5 @@ class Q8Attention:
 
         on = self._device
         query, keys, values = (on.to_device(np.ascontiguousarray(x)) for x in (q, k, v))
-        out = draft_attend(
-            query, keys, values, window=window, causal=causal, device=on, on_decision=self._count
-        )
+        out = draft_attend(query, keys, values, window=window, causal=causal, device=on, on_decision=self._count)
         return on.to_host(out)

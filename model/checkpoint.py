@@ -46,9 +46,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(
-            f"{path}: cannot be read ({error}); a checkpoint folder must hold it"
-        ) from error
+        raise CheckpointError(f"{path}: cannot be read ({error}); a checkpoint folder must hold it") from error
     return _json_object(text, str(path))
 
 
@@ -107,15 +105,11 @@ def _entry(path: Path, name: str, value: Any, base: int) -> TensorEntry:
         dtype, shape, (begin, end) = value["dtype"], value["shape"], value["data_offsets"]
         numbers = [*shape, begin, end]
     except (TypeError, KeyError, ValueError) as error:
-        raise CheckpointError(
-            f"{where}: header entry {value!r} needs dtype, shape and data_offsets"
-        ) from error
+        raise CheckpointError(f"{where}: header entry {value!r} needs dtype, shape and data_offsets") from error
     if dtype not in _ITEM_BYTES:
         raise CheckpointError(f"{where}: dtype {dtype!r} is not readable, {', '.join(_ITEM_BYTES)} are")
     if any(type(number) is not int or number < 0 for number in numbers):
-        raise CheckpointError(
-            f"{where}: shape {shape!r} and offsets [{begin!r}, {end!r}] must be whole numbers"
-        )
+        raise CheckpointError(f"{where}: shape {shape!r} and offsets [{begin!r}, {end!r}] must be whole numbers")
     if end - begin != math.prod(shape) * _ITEM_BYTES[dtype]:
         raise CheckpointError(
             f"{where}: offsets [{begin}, {end}] span {end - begin} bytes, {dtype} {shape} "
@@ -135,14 +129,10 @@ def _check_tiling(path: Path, entries: Mapping[str, TensorEntry], base: int, siz
             )
         if entry.begin != cursor:
             fault = "overlaps the tensor before it" if entry.begin < cursor else "leaves a gap before it"
-            raise CheckpointError(
-                f"{path}: tensor {name!r} {fault} (starts at {entry.begin}, expected {cursor})"
-            )
+            raise CheckpointError(f"{path}: tensor {name!r} {fault} (starts at {entry.begin}, expected {cursor})")
         cursor = entry.end
     if cursor != size:
-        raise CheckpointError(
-            f"{path}: {size - cursor} bytes after the last tensor; the header does not fit the file"
-        )
+        raise CheckpointError(f"{path}: {size - cursor} bytes after the last tensor; the header does not fit the file")
 
 
 def _scan_folder(folder: Path) -> dict[str, TensorEntry]:
@@ -156,9 +146,7 @@ def _scan_folder(folder: Path) -> dict[str, TensorEntry]:
     entries: dict[str, TensorEntry] = {}
     for shard in sorted(set(weight_map.values())):
         if Path(shard).name != shard or not (folder / shard).is_file():
-            raise CheckpointError(
-                f"{folder / _INDEX}: names shard {shard!r}, which is not a file in {folder}"
-            )
+            raise CheckpointError(f"{folder / _INDEX}: names shard {shard!r}, which is not a file in {folder}")
         found = _scan_file(folder / shard)
         mapped = {name for name, file in weight_map.items() if file == shard}
         if found.keys() != mapped:

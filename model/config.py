@@ -120,9 +120,7 @@ class _Reader:
         """`key` may be absent, null or one of `legal`: anything else asks for arithmetic that is not here."""
         value = self.values.get(key)
         if value is not None and value not in legal:
-            raise self.fail(
-                key, " or ".join(["absent", *map(repr, legal)]) + " (nothing else is implemented)"
-            )
+            raise self.fail(key, " or ".join(["absent", *map(repr, legal)]) + " (nothing else is implemented)")
 
 
 def _attention(reader: _Reader) -> AttentionDims:

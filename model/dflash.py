@@ -89,9 +89,7 @@ class DFlashDraft:
             if mine != theirs
         ]
         if beyond := [i for i in c.target_layer_ids if i >= layers]:
-            faults.append(
-                f"target_layer_ids: the draft taps {beyond}, the target has layers 0 to {layers - 1}"
-            )
+            faults.append(f"target_layer_ids: the draft taps {beyond}, the target has layers 0 to {layers - 1}")
         if faults:
             raise CheckpointError(
                 f"draft {c.source} was not made for target {target.source}; "
@@ -139,9 +137,7 @@ class DFlashSession:
         proposals: list[int] = self._target.head(hidden).argmax(axis=1).tolist()
         return proposals
 
-    def _attend(
-        self, layer: DraftLayer, cache: KVCache, context: Array, x: Array, table: tuple[Array, Array]
-    ) -> Array:
+    def _attend(self, layer: DraftLayer, cache: KVCache, context: Array, x: Array, table: tuple[Array, Array]) -> Array:
         config = self._draft.config
         dims, eps, rows = config.attention, config.rms_norm_eps, len(x)
         hidden = rms_norm(x, layer.attention_norm, eps)

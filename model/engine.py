@@ -37,9 +37,7 @@ class Engine:
         if kv_format not in KV_FORMATS:
             raise InputError(f"kv_format is {kv_format!r}; legal are {', '.join(map(repr, KV_FORMATS))}")
         if kv_format == "f32" and device != "host":
-            raise InputError(
-                f"kv_format 'f32' is plain numpy and runs on 'host', not on {device!r}; use 'q8_0' there"
-            )
+            raise InputError(f"kv_format 'f32' is plain numpy and runs on 'host', not on {device!r}; use 'q8_0' there")
         if draft is not None:
             _check_draft(draft, target)
         self.target = target
@@ -137,9 +135,7 @@ def _token_ids(name: str, values: Sequence[int] | IntArray, vocab_size: int) -> 
     if ids.size == 0:
         return ()
     if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
-        raise InputError(
-            f"{name} must be one flat sequence of whole numbers, not {ids.dtype} of shape {ids.shape}"
-        )
+        raise InputError(f"{name} must be one flat sequence of whole numbers, not {ids.dtype} of shape {ids.shape}")
     outside = np.flatnonzero((ids < 0) | (ids >= vocab_size))
     if len(outside):
         at = int(outside[0])

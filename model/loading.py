@@ -141,9 +141,7 @@ class _LayerTensors:
         return np.concatenate([self(name) for name in names])
 
     def mlp(self) -> GatedMlp:
-        return GatedMlp(
-            self.stacked("mlp.gate_proj.weight", "mlp.up_proj.weight"), self("mlp.down_proj.weight")
-        )
+        return GatedMlp(self.stacked("mlp.gate_proj.weight", "mlp.up_proj.weight"), self("mlp.down_proj.weight"))
 
 
 def _target_layer(config: TargetConfig, tensors: Checkpoint, index: int) -> Layer:

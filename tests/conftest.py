@@ -6,7 +6,6 @@ import os
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,11 @@ from hipfire_kernels.runtime import Device, device
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """One cold artifact cache for the whole run, shared by all workers, instead of the user's."""
     root = tmp_path_factory.getbasetemp()
     shared: Path = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
     os.environ["HIPFIRE_CACHE_DIR"] = str(shared / "hipfire-cache")
-    yield
 
 
 @pytest.fixture(scope="session")

@@ -112,9 +112,7 @@ def target_tensors(c: Mapping[str, Any], seed: int = 0) -> dict[str, np.ndarray]
     return t
 
 
-def _shared(
-    p: str, h: int, inter: int, matrix: Callable[..., Any], vector: Callable[..., Any]
-) -> dict[str, Any]:
+def _shared(p: str, h: int, inter: int, matrix: Callable[..., Any], vector: Callable[..., Any]) -> dict[str, Any]:
     return {
         p + "input_layernorm.weight": vector(h),
         p + "post_attention_layernorm.weight": vector(h),
@@ -204,9 +202,7 @@ def write_checkpoint(
         part = dict(list(stored.items())[i::shards])
         write_file(folder / file, *header_of(part, dtype))
         weight_map |= dict.fromkeys(part, file)
-    (folder / "model.safetensors.index.json").write_text(
-        json.dumps({"metadata": {}, "weight_map": weight_map})
-    )
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     return folder
 
 
@@ -218,9 +214,7 @@ class ScriptedDraft:
 
     tap_ids = (0, 2)
 
-    def __init__(
-        self, truth: Sequence[int], pattern: Sequence[int], block_size: int, vocab_size: int
-    ) -> None:
+    def __init__(self, truth: Sequence[int], pattern: Sequence[int], block_size: int, vocab_size: int) -> None:
         self.block_size = block_size
         self.calls: list[tuple[int, np.ndarray, int]] = []
         self._truth = list(truth)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jinja2
+
 from hipfire_kernels import attention, families, render
 from hipfire_kernels.errors import DeviceError
 from hipfire_kernels.family import KernelFamily, Variant

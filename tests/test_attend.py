@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hipfire_kernels.dispatch import AttendRequest, calls, counters, evidence
+from hipfire_kernels.dispatch.admission import Decision
 
 import hipfire_kernels as hk
 from hipfire_kernels import attention
-from hipfire_kernels.dispatch import AttendRequest, counters, evidence
-from hipfire_kernels.dispatch import calls
-from hipfire_kernels.dispatch.admission import Decision
 from hipfire_kernels.errors import InputError, NotAdmitted
 from hipfire_kernels.parity import Case, inputs, worst_row
 
@@ -253,7 +252,9 @@ BAD_ATTEND: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "make", "message"), BAD_ATTEND, ids=[f"{n}-{i}" for i, (n, _, _) in enumerate(BAD_ATTEND)])
+@pytest.mark.parametrize(
+    ("name", "make", "message"), BAD_ATTEND, ids=[f"{n}-{i}" for i, (n, _, _) in enumerate(BAD_ATTEND)]
+)
 def test_bad_input_is_refused_and_nothing_is_written(name: str, make: Callable[..., Any], message: str) -> None:
     call = arguments()
     out = np.full_like(call["q"], 123.0)
@@ -308,7 +309,10 @@ def test_bad_kv_writes_are_refused(changes: dict[str, Any], message: str) -> Non
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"k": np.zeros((3, 1, 64), np.float32), "v": np.zeros((3, 1, 64), np.float32)}, "k has 3 keys for 4 query rows"),
+        (
+            {"k": np.zeros((3, 1, 64), np.float32), "v": np.zeros((3, 1, 64), np.float32)},
+            "k has 3 keys for 4 query rows",
+        ),
         ({"v": np.zeros((5, 1, 64), np.float32)}, "v has shape"),
         ({"k": np.zeros((6, 1, 32), np.float32), "v": np.zeros((6, 1, 32), np.float32)}, "required: the head_dim of q"),
         ({"q": np.zeros((4, 2, 64), np.float64)}, "q has dtype float64"),

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from hipfire_kernels import build, render
-from hipfire_kernels.errors import DeadlockError, DeviceError, InputError, RenderError
 from hipfire_kernels.binding import launch
+from hipfire_kernels.errors import DeadlockError, DeviceError, InputError, RenderError
 from hipfire_kernels.family import KernelFamily, Lds, Scalar, Tensor, Tolerance, Variant
 from hipfire_kernels.runtime import Device, device
 from hipfire_kernels.runtime.host import HostDevice
@@ -86,7 +86,10 @@ def test_a_missing_barrier_shows_as_a_dependence_on_thread_order(monkeypatch: py
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("if (thread() < 32) block_sync();\nif (thread() >= 32) block_sync();", "different barriers: line .*block_sync"),
+        (
+            "if (thread() < 32) block_sync();\nif (thread() >= 32) block_sync();",
+            "different barriers: line .*block_sync",
+        ),
         ("if (lane() < 16) wave_sum(1.0f);\nelse wave_max(1.0f);", "different wave operations: line .*wave_"),
         ("if (lane() < 31) wave_sum(1.0f);", "waits at line .*wave_sum.*no other thread can run"),
         ("if (thread() == 5) block_sync(); else wave_sum(1.0f);", "waits at line"),

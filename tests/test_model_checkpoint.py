@@ -127,9 +127,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
         "extra 'c'",
     ),
     "wrong shape": (
-        lambda folder: write_file(
-            folder / "model.safetensors", *header_of({**SMALL, "b.weight": np.ones(3)})
-        ),
+        lambda folder: write_file(folder / "model.safetensors", *header_of({**SMALL, "b.weight": np.ones(3)})),
         r"wrong shape: .*b\.weight \(3,\) \(config\.json needs \(4,\)\)",
     ),
     "no file": (lambda folder: (folder / "model.safetensors").unlink(), "holds neither"),
@@ -224,9 +222,7 @@ def written(folder: Path, config: Any) -> Path:
 
 def test_both_config_spellings_mean_the_same(tmp_path: Path) -> None:
     new = read_target_config(written(tmp_path, TARGET))
-    old = changed(
-        TARGET, rope_parameters=None, rope_theta=10000.0, partial_rotary_factor=0.25, torch_dtype="float32"
-    )
+    old = changed(TARGET, rope_parameters=None, rope_theta=10000.0, partial_rotary_factor=0.25, torch_dtype="float32")
     wrapped = {
         "model_type": "qwen3_5",
         "text_config": changed(old, model_type="qwen3_5_text"),
@@ -244,9 +240,7 @@ def test_layer_types_from_the_interval(tmp_path: Path) -> None:
 
 
 TARGET_KEYS = [
-    key
-    for key in TARGET
-    if key not in ("eos_token_id", "tie_word_embeddings", "layer_types", "rope_parameters")
+    key for key in TARGET if key not in ("eos_token_id", "tie_word_embeddings", "layer_types", "rope_parameters")
 ]
 
 
@@ -300,9 +294,7 @@ def test_required_draft_key_at_top_level_or_in_dflash_config(tmp_path: Path, key
         read_draft_config(written(tmp_path, bare))
 
 
-@pytest.mark.parametrize(
-    "key", ["hidden_size", "num_hidden_layers", "head_dim", "vocab_size", "sliding_window"]
-)
+@pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers", "head_dim", "vocab_size", "sliding_window"])
 def test_missing_draft_key_is_named(tmp_path: Path, key: str) -> None:
     with pytest.raises(CheckpointError, match=f"required key '{key}' is missing"):
         read_draft_config(written(tmp_path, changed(DRAFT, **{key: None})))

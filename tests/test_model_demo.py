@@ -51,9 +51,7 @@ def test_tau_without_the_cut(engine: Engine, prompts: list[list[int]], index: in
     assert sum(longer.accepted[:cycles]) / cycles == pytest.approx(UNCUT_TAUS[index], abs=1e-9)
 
 
-def test_rows_of_the_demo_target_are_independent_bit_for_bit(
-    engine: Engine, prompts: list[list[int]]
-) -> None:
+def test_rows_of_the_demo_target_are_independent_bit_for_bit(engine: Engine, prompts: list[list[int]]) -> None:
     target, tokens = engine.target, prompts[0][:48]
     results = []
     for size in (1, 3, 16):
@@ -72,9 +70,7 @@ def test_recorded_taus_catch_a_wrong_draft_input(
     with monkeypatch.context() as patch:
         patch.setattr(DFlashDraft, "tap_ids", property(lambda self: (0, 2, 5)))
         shifted = engine.generate(prompts[5], 64)
-    monkeypatch.setattr(
-        DFlashSession, "propose", lambda self, anchor, taps, rows: propose(self, 3, taps, rows)
-    )
+    monkeypatch.setattr(DFlashSession, "propose", lambda self, anchor, taps, rows: propose(self, 3, taps, rows))
     masked = engine.generate(prompts[5], 64)
     assert shifted.tokens == masked.tokens == right.tokens
     assert shifted.tau < right.tau - 0.1

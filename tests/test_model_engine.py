@@ -46,9 +46,7 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> DFlashDraft:
         ),
     ],
 )
-def test_draft_of_another_target(
-    tmp_path: Path, target: Target, changes: dict[str, Any], message: str
-) -> None:
+def test_draft_of_another_target(tmp_path: Path, target: Target, changes: dict[str, Any], message: str) -> None:
     config = changed(DRAFT, **changes)
     other = load_draft(write_checkpoint(tmp_path, config, draft_tensors(config)))
     with pytest.raises(CheckpointError, match=message) as caught:
@@ -120,9 +118,7 @@ def test_the_capacity_can_be_filled_to_the_last_position(target: Target, draft: 
 def test_stop_defaults_to_the_ids_of_the_config(tmp_path: Path, target: Target) -> None:
     free = Engine(target, kv_format="f32").generate(PROMPT, 40, stop=()).tokens
     config = changed(TARGET, eos_token_id=[3, free[5]])
-    stopping = Engine(
-        load_target(write_checkpoint(tmp_path, config, target_tensors(TARGET))), kv_format="f32"
-    )
+    stopping = Engine(load_target(write_checkpoint(tmp_path, config, target_tensors(TARGET))), kv_format="f32")
     assert stopping.generate(PROMPT, 40).tokens == free[: free.index(free[5]) + 1]
     assert stopping.generate(PROMPT, 40, stop=()).tokens == free
 

@@ -128,9 +128,7 @@ def draft_steps(folder: Path, config: dict[str, Any], new: list[int]) -> list[tu
 
 @pytest.mark.parametrize("causal", [None, True, False])
 @pytest.mark.parametrize("kinds", ["ssf", "fff", "sss"])
-def test_draft_equals_the_naive_form_over_cached_cycles(
-    tmp_path: Path, kinds: str, causal: bool | None
-) -> None:
+def test_draft_equals_the_naive_form_over_cached_cycles(tmp_path: Path, kinds: str, causal: bool | None) -> None:
     names = {"s": "sliding_attention", "f": "full_attention"}
     dflash = changed(DRAFT["dflash_config"], causal=causal)
     config = changed(DRAFT, layer_types=[names[kind] for kind in kinds], dflash_config=dflash)

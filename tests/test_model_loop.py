@@ -88,9 +88,7 @@ def assert_state_is_that_of(target: Target, state: TargetState, tokens: list[int
     target.forward(tokens, fresh)
     for token in tokens:
         target.forward([token], stepped)
-    for got, want, same in zip(
-        state.delta_states(), fresh.delta_states(), stepped.delta_states(), strict=True
-    ):
+    for got, want, same in zip(state.delta_states(), fresh.delta_states(), stepped.delta_states(), strict=True):
         np.testing.assert_allclose(got.s, want.s, atol=1e-4)
         np.testing.assert_allclose(got.conv, want.conv, atol=1e-4)
         np.testing.assert_array_equal(got.s, same.s)
@@ -103,9 +101,7 @@ def assert_state_is_that_of(target: Target, state: TargetState, tokens: list[int
 def test_state_after_every_accepted_count(target: Target, accepted: int) -> None:
     # The rows of a prompt of at most BLOCK_ROWS tokens are independent: the states can agree in every bit.
     prompt = PROMPT[:20]
-    generation = Engine(target, scripted(target, prompt, [accepted]), kv_format="f32").stream(
-        prompt, 60, stop=()
-    )
+    generation = Engine(target, scripted(target, prompt, [accepted]), kv_format="f32").stream(prompt, 60, stop=())
     for cycle in range(3):
         next(generation)
         tokens = [*prompt, *generation.result.tokens]
@@ -119,9 +115,7 @@ def test_stop_at_every_position_of_a_block(target: Target, position: int) -> Non
     truth = plain(target, prompt, 90).tokens
     stop = truth[position]
     end = truth.index(stop) + 1
-    generation = Engine(target, scripted(target, prompt, [BLOCK - 1]), kv_format="f32").stream(
-        prompt, 60, stop=[stop]
-    )
+    generation = Engine(target, scripted(target, prompt, [BLOCK - 1]), kv_format="f32").stream(prompt, 60, stop=[stop])
     assert [token for part in generation for token in part] == truth[:end]
     result = generation.result
     assert result.stop_reason == "stop"
@@ -288,9 +282,7 @@ def test_checks_pass_without_a_fault(target: Target, draft: DFlashDraft, check: 
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_fault_is_caught(
-    target: Target, draft: DFlashDraft, fault: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fault_is_caught(target: Target, draft: DFlashDraft, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, name, broken, checks = FAULTS[fault]
     monkeypatch.setattr(owner, name, broken)
     for check in checks:
@@ -301,12 +293,8 @@ def test_fault_is_caught(
 def test_tensors_reach_the_loop_from_disk(tmp_path: Path) -> None:
     """bf16 storage in shards under the multimodal prefix decodes like the same values stored as f32."""
     tensors = target_tensors(TARGET)
-    rounded = {
-        name: (x.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32) for name, x in tensors.items()
-    }
-    stored = write_checkpoint(
-        tmp_path / "a", TARGET, rounded, prefix="model.language_model.", dtype="BF16", shards=4
-    )
+    rounded = {name: (x.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32) for name, x in tensors.items()}
+    stored = write_checkpoint(tmp_path / "a", TARGET, rounded, prefix="model.language_model.", dtype="BF16", shards=4)
     simple = write_checkpoint(tmp_path / "b", TARGET, rounded)
     results = [plain(load_target(folder), PROMPT, 10).tokens for folder in (stored, simple)]
     assert results[0] == results[1]

@@ -60,7 +60,9 @@ def test_multirow_output_has_the_bits_of_tile_batched(variant: Variant, ctx: int
         assert np.array_equal(got, want), case.describe()
 
 
-@pytest.mark.parametrize("variant", [*ROW_VARIANTS, tile_twin(ROW_VARIANTS[0]), tile_twin(ROW_VARIANTS[1])], ids=by_name)
+@pytest.mark.parametrize(
+    "variant", [*ROW_VARIANTS, tile_twin(ROW_VARIANTS[0]), tile_twin(ROW_VARIANTS[1])], ids=by_name
+)
 def test_a_row_has_the_same_bits_in_any_company(variant: Variant, host: Device) -> None:
     case = Case(16, 300, 8, 2, variant.head_dim, seed=5)
     whole, _ = run_attend(variant, case, host)

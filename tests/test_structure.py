@@ -61,7 +61,20 @@ print(json.dumps({"seconds": time.perf_counter() - start, "modules": sorted({m.s
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     report = json.loads(done.stdout)
-    heavy = {"cffi", "hip", "rocm", "cuda", "typer", "rich", "platformdirs", "filelock", "elftools", "msgpack", "tokenizers", "torch"}
+    heavy = {
+        "cffi",
+        "hip",
+        "rocm",
+        "cuda",
+        "typer",
+        "rich",
+        "platformdirs",
+        "filelock",
+        "elftools",
+        "msgpack",
+        "tokenizers",
+        "torch",
+    }
     assert not heavy & set(report["modules"])
 
 
@@ -77,6 +90,7 @@ def test_every_template_belongs_to_a_family_or_is_included() -> None:
     names = {f.name for f in folder.iterdir() if f.name.endswith((".h", ".j2"))}
     text = "".join((folder / n).read_text(encoding="utf-8") for n in names)
     from hipfire_kernels.bench.timing import READ
+
     from hipfire_kernels.render import _DIALECT_PARTS
 
     used = {f.template for f in hk.families().values()} | {p for parts in _DIALECT_PARTS.values() for p in parts}

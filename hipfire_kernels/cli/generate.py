@@ -134,7 +134,7 @@ def _run(
     echo: bool = False,
 ) -> None:
     """Generate, print the text as it comes, then what it took. `echo` prints the prompt before it."""
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+    from threadpoolctl import threadpool_limits
 
     engine, prompt = session.engine, session.tokenizer.encode(text)
     with threadpool_limits(session.blas_threads):

@@ -85,7 +85,7 @@ def _device(name: str, thread_order: int | None) -> Device:
 
 def _survey_all(variants: list[Variant], device: Device, part: dict[str, Any]) -> list[Report]:
     """Survey as many variants at a time as there are cores: one's oracle runs beside another's kernel."""
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+    from threadpoolctl import threadpool_limits
 
     from ..binding import kernel
     from ..parity import grid

@@ -16,8 +16,8 @@ from ..archs import Arch
 from ..errors import DeviceError, InputError
 
 if TYPE_CHECKING:
-    from ..builder import Artifact
     from ..binding import KernelArgs
+    from ..builder import Artifact
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,9 @@ class Device(Protocol):
     arch: Arch
     toolchain: str | None
 
+    def __hash__(self) -> int:
+        """Devices are equal where they are the same object."""
+
     def view(self, name: str, array: Any) -> View:
         """Address, shape and dtype of an array that lives on this device.
 
@@ -83,7 +86,7 @@ class Device(Protocol):
         """
 
 
-DTYPES = {"f32": np.dtype(np.float32), "i32": np.dtype(np.int32), "u8": np.dtype(np.uint8)}
+DTYPES: dict[str, np.dtype[Any]] = {"f32": np.dtype(np.float32), "i32": np.dtype(np.int32), "u8": np.dtype(np.uint8)}
 """Declared dtype to numpy's."""
 
 ALIGNMENT = {"f32": 4, "i32": 4, "u8": 2}

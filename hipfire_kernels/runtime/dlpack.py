@@ -84,7 +84,7 @@ def as_numpy(name: str, found: Peek) -> npt.NDArray[Any]:
     spans = [(extent - 1) * stride for extent, stride in zip(found.shape, strides, strict=True) if extent]
     count = sum(spans) + 1 if 0 not in found.shape else 0
     raw = (ctypes.c_uint8 * (count * found.dtype.itemsize)).from_address(found.pointer or 1)
-    flat = np.frombuffer(raw, found.dtype) if count else np.empty(0, found.dtype)
+    flat = np.ctypeslib.as_array(raw).view(found.dtype) if count else np.empty(0, found.dtype)
     return np.lib.stride_tricks.as_strided(flat, found.shape, [s * found.dtype.itemsize for s in strides])
 
 
@@ -92,9 +92,11 @@ _alive: dict[int, Any] = {}
 """Managed tensors handed out, and the arrays they keep alive, until their consumer calls the deleter."""
 
 
-@_Deleter
-def _release(managed: Any) -> None:
+def _let_go(managed: Any) -> None:
     _alive.pop(ctypes.addressof(managed.contents), None)
+
+
+_release = _Deleter(_let_go)
 
 
 _is_named = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
@@ -103,11 +105,13 @@ _pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_
 )
 
 
-@ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
-def _drop_unused(capsule: int) -> None:
+def _let_go_unused(capsule: int) -> None:
     """A capsule that nobody consumed still has its first name; a consumer renames it and calls the deleter itself."""
     if _is_named(capsule, _NAME):
         _alive.pop(_pointer_of(capsule, _NAME), None)
+
+
+_drop_unused = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_let_go_unused)
 
 
 def export(owner: Any, pointer: int, shape: tuple[int, ...], dtype: np.dtype[Any], device: tuple[int, int]) -> Any:

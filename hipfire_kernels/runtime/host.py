@@ -7,6 +7,7 @@ kernel computes does not depend on how blocks are spread.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import tempfile
 from collections.abc import Sequence
@@ -22,8 +23,8 @@ from ..errors import DeadlockError, DeviceError, InputError
 from . import ALIGNMENT, Launch, View, dlpack, dtype_name
 
 if TYPE_CHECKING:
-    from ..builder import Artifact
     from ..binding import KernelArgs
+    from ..builder import Artifact
 
 _CDEF = """
 typedef struct { unsigned grid[3], threads, lds_bytes, permute; unsigned long long seed; } hk_launch;
@@ -54,7 +55,9 @@ def _cores() -> int:
 def _host_array(name: str, array: Any) -> npt.NDArray[Any]:
     """A DLPack producer's memory as numpy, without a copy. The producer keeps it alive."""
     if not hasattr(array, "__dlpack_device__"):
-        raise InputError(f"{name} is a {type(array).__name__}; the host device takes numpy arrays and CPU DLPack producers")
+        raise InputError(
+            f"{name} is a {type(array).__name__}; the host device takes numpy arrays and CPU DLPack producers"
+        )
     kind = int(array.__dlpack_device__()[0])
     if kind not in (dlpack.CPU, dlpack.CUDA_HOST, dlpack.ROCM_HOST):
         raise InputError(f"{name} is on DLPack device type {kind}; the host device takes arrays in host memory")
@@ -147,10 +150,10 @@ class HostDevice:
         edges = [total * i // parts for i in range(parts + 1)] if parts else []
         run = functools.partial(_run, kernel, launch, one.args)
         if parts <= 1:
-            failures = [run(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+            failures = [run(a, b) for a, b in itertools.pairwise(edges)]
         else:
             futures: list[Future[Failure | None]] = [
-                _pool().submit(run, a, b) for a, b in zip(edges, edges[1:], strict=False)
+                _pool().submit(run, a, b) for a, b in itertools.pairwise(edges)
             ]
             failures = [future.result() for future in futures]
         for failure in failures:

@@ -74,7 +74,7 @@ def _program(source: str) -> Iterator[tuple[Any, Any]]:
 
 def _text(api: Any, what: str, program: Any) -> bytes:
     status, size = getattr(api, f"nvrtcGet{what}Size")(program)
-    data = b" " * size
+    data: bytes = b" " * size
     if not int(status):
         (status,) = getattr(api, f"nvrtcGet{what}")(program, data)
     if int(status):

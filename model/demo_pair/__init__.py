@@ -23,9 +23,7 @@ def demo_pair_path() -> Path:
 
 def demo_prompts() -> list[str]:
     """Python source fragments that the pair was not trained on."""
-    prompts: list[str] = json.loads((demo_pair_path() / "prompts.json").read_text(encoding="utf-8"))[
-        "prompts"
-    ]
+    prompts: list[str] = json.loads((demo_pair_path() / "prompts.json").read_text(encoding="utf-8"))["prompts"]
     return prompts
 
 

@@ -43,7 +43,9 @@ def plan(request: AttendRequest, device: Device, *, capacity: int | None = None,
     shape = VerifyShape(*(int(size or 0) for size in sizes))
     check_heads(shape.rows, shape.n_heads, shape.n_kv_heads, shape.head_dim)
     if shape.capacity < int(request.logical_ctx or 0):
-        raise InputError(f"capacity is {shape.capacity}; required: at least the request's logical_ctx {request.logical_ctx}")
+        raise InputError(
+            f"capacity is {shape.capacity}; required: at least the request's logical_ctx {request.logical_ctx}"
+        )
     # What a captured launch computes must stay right as the context grows: it covers the whole cache.
     fixed = request.capturing or request.recording
     return Plan(decision, device, shape, shape.capacity if fixed else int(request.logical_ctx or 0))
@@ -137,9 +139,7 @@ class Plan:
     def _tiles(self, name: str) -> TilePlan:
         if name not in self._prepared:
             variant = route_named(name).variant(self.decision.request)
-            self._prepared[name] = TilePlan(
-                variant, self.device, self.shape, self.max_ctx, block_cols=self._block_cols
-            )
+            self._prepared[name] = TilePlan(variant, self.device, self.shape, self.max_ctx, block_cols=self._block_cols)
         return self._prepared[name]
 
     def _checked(self, positions: npt.NDArray[Any] | None) -> str:
@@ -151,9 +151,7 @@ class Plan:
         if reason is None:
             return name
         if self.decision.fallback is None:
-            raise NotAdmitted(
-                f"the launcher refuses {name} ({reason}) and no established route may run", self.decision
-            )
+            raise NotAdmitted(f"the launcher refuses {name} ({reason}) and no established route may run", self.decision)
         counters.count_drift(name, reason, self.decision.fallback)
         return self.decision.fallback
 
