@@ -54,6 +54,8 @@ def attend(
         route: "auto", or a route to insist on.
         out: float32, the shape of q; allocated when None.
         device: where the arrays live; found from q by default.
+        stream: a stream of the device. By default the current one of the library that q comes from (torch, cupy), for
+            this library's own arrays the device's default stream.
         scale: of the scores; 1 / sqrt(head_dim) by default.
         tree_bias: float32 [rows, block_cols], added to the scores of the last block_cols keys; every row then sees
             the keys 0 .. positions[0] + block_cols - 1.
@@ -69,6 +71,7 @@ def attend(
         NotAdmitted: no route may run this, or not the one asked for; the message lists the failing checks.
     """
     on = _device(device, q)
+    stream = _stream(stream, q)
     shape = check_verify(on, q, k_cache, v_cache)
     where = _known_positions(on, positions, ctx)
     if where is not None:
@@ -133,6 +136,7 @@ def draft_attend(
         float32 [rows, n_heads, head_dim].
     """
     on = _device(device, q)
+    stream = _stream(stream, q)
     q_shape, k_shape = on.view("q", q).shape, on.view("k", k).shape
     if len(q_shape) != 3 or len(k_shape) != 3:
         raise InputError(
@@ -181,6 +185,7 @@ def kv_write(
         positions: int32 [rows], distinct, inside the capacity.
     """
     on = _device(device, k_cache)
+    stream = _stream(stream, k_cache)
     cache, new = on.view("k_cache", k_cache), on.view("k", k)
     slots = on.to_host(positions) if not isinstance(positions, np.ndarray) else positions
     check_positions(slots, new.shape[0], cache.shape[0], least=0)
@@ -233,6 +238,18 @@ def _device(device: Device | str | None, array: Any) -> Device:
     if device is None:
         return runtime.device_of(array)
     return runtime.device(device) if isinstance(device, str) else device
+
+
+def _stream(stream: Any, array: Any) -> Any:
+    """The stream asked for, else the one that the array's library queues its work on now."""
+    library = sys.modules.get(type(array).__module__.partition(".")[0])
+    if stream is not None or library is None:
+        return stream
+    if library.__name__ == "torch" and array.device.type == "cuda":
+        return int(library.cuda.current_stream(array.device).cuda_stream)
+    if library.__name__ == "cupy":
+        return int(library.cuda.get_current_stream().ptr)
+    return None
 
 
 def _known_positions(device: Device, positions: Any, ctx: int | None) -> npt.NDArray[Any] | None:

@@ -13,6 +13,7 @@ from ..errors import InputError
 
 MIN_CTX_VARIABLE = "HIPFIRE_FA_PERTOKEN_MIN_CTX"
 MIN_CTX_DEFAULT = 4096
+MIN_CTX_LEGAL = f"0 (the multi-row routes are off) or a number of keys, at least {MIN_CTX_DEFAULT}"
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,10 @@ def read(environ: Mapping[str, str] = os.environ) -> Policy:
     text = environ.get(MIN_CTX_VARIABLE)
     if text is None:
         return Policy()
-    legal = f"0 (the multi-row routes are off) or a number of keys, at least {MIN_CTX_DEFAULT}"
     try:
         value = int(text)
     except ValueError:
-        raise InputError(f"{MIN_CTX_VARIABLE}={text!r} is not a number; legal: {legal}") from None
+        raise InputError(f"{MIN_CTX_VARIABLE}={text!r} is not a number; legal: {MIN_CTX_LEGAL}") from None
     if value != 0 and value < MIN_CTX_DEFAULT:
-        raise InputError(f"{MIN_CTX_VARIABLE}={value} would widen what is admitted; legal: {legal}")
+        raise InputError(f"{MIN_CTX_VARIABLE}={value} would widen what is admitted; legal: {MIN_CTX_LEGAL}")
     return Policy(multirow_min_ctx=value)

@@ -80,7 +80,7 @@ def _switches() -> list[dict[str, Any]]:
         (
             policy.MIN_CTX_VARIABLE,
             str(policy.MIN_CTX_DEFAULT),
-            f"0 (no multi-row routes), or a number of keys from {policy.MIN_CTX_DEFAULT}",
+            policy.MIN_CTX_LEGAL,
             problem,
         ),
         ("HIPFIRE_CACHE_DIR", "the user's cache folder", "a folder", None),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+from ctypes import c_uint, c_void_p
 from typing import Any
 
 from ..errors import DeviceError
@@ -29,15 +31,27 @@ class CudaDriver:
 
     def __init__(self) -> None:
         self._cu = _api()
-        self._launch_kernel = self._cu.cuLaunchKernel
-        self._set_current = self._cu.cuCtxSetCurrent
-        self._contexts: dict[int, Any] = {}
+        self._contexts: dict[int, int] = {}
         try:
             self._call("cuInit", 0)
         except DeviceError:
             raise
         except Exception as error:  # the bindings raise types of their own when libcuda is absent
             raise DeviceError(f"no NVIDIA driver on this machine: {error}") from None
+        self._launch_kernel = self._entry("cuLaunchKernel", c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p)
+        self._set_current = self._entry("cuCtxSetCurrent", c_void_p)
+
+    def _entry(self, name: str, *argtypes: Any) -> Any:
+        """The driver's own entry point. The bindings' wrapper makes an object of every handle, which at two launches
+        a call is more host time than all the rest of a plan's run."""
+        version = int(self._call("cuDriverGetVersion"))
+        flags = self._cu.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_DEFAULT
+        address, _ = self._call("cuGetProcAddress", name.encode(), version, int(flags))
+        return ctypes.CFUNCTYPE(ctypes.c_int, *argtypes)(int(address))
+
+    def _require(self, status: int, name: str) -> None:
+        if status:
+            raise DeviceError(f"{name} failed: {self._cu.CUresult(status).name} ({status})")
 
     def _call(self, name: str, *args: Any) -> Any:
         """Call a function of the driver API; its outputs, or DeviceError with the name of the status."""
@@ -56,11 +70,9 @@ class CudaDriver:
             total = self.count()
             if not 0 <= index < total:
                 raise DeviceError(f"cuda:{index} does not exist; this machine has {total} CUDA devices")
-            context = self._call("cuDevicePrimaryCtxRetain", self._call("cuDeviceGet", index))
+            context = int(self._call("cuDevicePrimaryCtxRetain", self._call("cuDeviceGet", index)))
             self._contexts[index] = context
-        (status,) = self._set_current(context)
-        if status:
-            raise DeviceError(f"cuCtxSetCurrent failed: {status.name} ({int(status)})")
+        self._require(self._set_current(context), "cuCtxSetCurrent")
 
     def _attribute(self, name: str, index: int) -> int:
         attribute = getattr(self._cu.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
@@ -140,15 +152,12 @@ class CudaDriver:
     def module_unload(self, module: int) -> None:
         self._call("cuModuleUnload", module)
 
-    def module_function(self, module: int, entry: str) -> Any:
-        # The binding's own object: making one from an integer at every launch would cost microseconds.
-        return self._call("cuModuleGetFunction", module, entry.encode())
+    def module_function(self, module: int, entry: str) -> int:
+        return int(self._call("cuModuleGetFunction", module, entry.encode()))
 
-    def launch(self, function: Any, grid: tuple[int, int, int], block: int, params: int, stream: int) -> None:
+    def launch(self, function: int, grid: tuple[int, int, int], block: int, params: int, stream: int) -> None:
         x, y, z = grid
-        (status,) = self._launch_kernel(function, x, y, z, block, 1, 1, 0, stream, params, 0)
-        if status:
-            raise DeviceError(f"cuLaunchKernel failed: {status.name} ({int(status)})")
+        self._require(self._launch_kernel(function, x, y, z, block, 1, 1, 0, stream, params, None), "cuLaunchKernel")
 
     def capture_begin(self, stream: int) -> None:
         # Relaxed: the other modes forbid allocating, and so a workspace, until the capture ends.

@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import cffi
 import numpy as np
 import numpy.typing as npt
 
@@ -34,22 +35,10 @@ int hk_run(const hk_launch*, void**, unsigned long long first, unsigned long lon
 _NO_MEMORY, _WAVE_LINES, _BARRIER_LINES, _DEADLOCK, _LDS_OVERRUN = 1, 2, 3, 4, 5
 
 
-@functools.cache
-def _ffi() -> Any:
-    import cffi
-
-    ffi = cffi.FFI()
-    ffi.cdef(_CDEF)
-    return ffi
-
-
-@functools.cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=_cores(), thread_name_prefix="hipfire-block")
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+_FFI: Any = cffi.FFI()
+_FFI.cdef(_CDEF)
+_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+_POOL = ThreadPoolExecutor(max_workers=_CORES, thread_name_prefix="hipfire-block")  # its threads start when needed
 
 
 def _host_array(name: str, array: Any) -> npt.NDArray[Any]:
@@ -131,7 +120,7 @@ class HostDevice:
             with tempfile.NamedTemporaryFile(suffix=".so") as file:
                 file.write(artifact.code)
                 file.flush()
-                kernel = HostKernel(artifact, _ffi().dlopen(file.name))
+                kernel = HostKernel(artifact, _FFI.dlopen(file.name))
             self._loaded[artifact.key] = kernel
         return kernel
 
@@ -146,22 +135,20 @@ class HostDevice:
         kernel: HostKernel = one.kernel
         launch = self._describe(kernel, one.grid, one.threads)
         total = one.grid[0] * one.grid[1] * one.grid[2]
-        parts = min(total, 4 * _cores()) if _cores() > 1 else 1
+        parts = min(total, 4 * _CORES) if _CORES > 1 else 1
         edges = [total * i // parts for i in range(parts + 1)] if parts else []
         run = functools.partial(_run, kernel, launch, one.args)
         if parts <= 1:
             failures = [run(a, b) for a, b in itertools.pairwise(edges)]
         else:
-            futures: list[Future[Failure | None]] = [
-                _pool().submit(run, a, b) for a, b in itertools.pairwise(edges)
-            ]
+            futures: list[Future[Failure | None]] = [_POOL.submit(run, a, b) for a, b in itertools.pairwise(edges)]
             failures = [future.result() for future in futures]
         for failure in failures:
             if failure is not None:
                 raise failure.exception(kernel.artifact)
 
     def _describe(self, kernel: HostKernel, grid: tuple[int, int, int], block: int) -> Any:
-        return _ffi().new(
+        return _FFI.new(
             "hk_launch*",
             {
                 "grid": grid,
@@ -212,9 +199,8 @@ class Failure:
 
 
 def _run(kernel: HostKernel, launch: Any, args: KernelArgs, first: int, last: int) -> Failure | None:
-    ffi = _ffi()
-    report = ffi.new("hk_report*")
-    pointers = ffi.cast("void**", args.address)
+    report = _FFI.new("hk_report*")
+    pointers = _FFI.cast("void**", args.address)
     code = kernel.library.hk_run(launch, pointers, first, last, report)
     if code == 0:
         return None

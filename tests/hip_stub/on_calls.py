@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,6 +135,23 @@ def test_multirow_needs_evidence_for_the_exact_arch(hip0: GpuDevice, hip1: GpuDe
     assert np.array_equal(got[1], want)
     with pytest.raises(NotAdmitted, match="evidence: None, required a parity and speed record of rows8"):
         hk.attend(*inputs.on(hip1), positions, route="rows8")
+
+
+def test_any_thread_may_call_whatever_its_current_device(hip0: GpuDevice, hip1: GpuDevice) -> None:
+    from hip import hip
+
+    inputs, positions = Inputs.make(), hip0.to_device(chain(200))
+    arrays, outs = inputs.on(hip0), [hip0.empty((ROWS, HEADS, HEAD_DIM), np.float32) for _ in range(4)]
+
+    def call(out: DeviceArray) -> None:
+        plan = hk.plan(request(CAPACITY), hip0)
+        hip.hipSetDevice(1)
+        plan.run(*arrays, positions, out)
+
+    with ThreadPoolExecutor(len(outs)) as pool:
+        list(pool.map(call, outs))
+    for out in outs:
+        assert np.array_equal(hip0.to_host(out), inputs.wanted(chain(200)))
 
 
 # ---- streams and events ---------------------------------------------------------------------------------------------
