@@ -153,8 +153,27 @@ def host_time(device: GpuDevice) -> dict[str, float]:
 
     return {
         "plan_run_us": _host_us(device, lambda: plan.run(q, k, v, positions, out)),
-        "two_bare_launches_us": _host_us(device, bare),
+        "two_launches_us": _host_us(device, bare),
+        **_bindings_time(device, launches),
     }
+
+
+def _bindings_time(device: GpuDevice, launches: Sequence[Any]) -> dict[str, float]:
+    """Two launches through cuda-bindings, with every object made beforehand."""
+    if device.driver.vendor != "cuda":
+        return {}
+    from cuda.bindings import driver as cu
+
+    stream = cu.CUstream(0)
+    prepared = [
+        (cu.CUfunction(function), *grid_of, threads, args.address) for (function, _), grid_of, threads, args in launches
+    ]
+
+    def call() -> None:
+        for function, x, y, z, threads, params in prepared:
+            cu.cuLaunchKernel(function, x, y, z, threads, 1, 1, 0, stream, params, 0)
+
+    return {"two_cuda_bindings_launches_us": _host_us(device, call)}
 
 
 def _host_us(device: GpuDevice, call: Any) -> float:

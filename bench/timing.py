@@ -16,7 +16,8 @@ import numpy as np
 
 from ..binding import bind, prepare
 from ..family import KernelFamily, Scalar, Tensor, Tolerance
-from ..runtime.gpu import DeviceArray, GpuDevice
+from ..runtime.arrays import DeviceArray
+from ..runtime.gpu import GpuDevice
 
 READ = KernelFamily(
     name="bench_read",

@@ -49,6 +49,7 @@ __device__ __forceinline__ unsigned short load_u16(const unsigned char* p) {
     __builtin_memcpy(&w, p, 2);
     return w;
 }
+__device__ __forceinline__ void store_u16(unsigned char* p, unsigned short w) { __builtin_memcpy(p, &w, 2); }
 
 // COUNT (1, 2, 4 or 8) int8 codes as they lie in memory, from any address; in words, which stay in registers.
 template <int COUNT>

@@ -352,6 +352,7 @@ __device__ __forceinline__ unsigned short load_u16(const unsigned char* p) {
     __builtin_memcpy(&w, p, 2);
     return w;
 }
+__device__ __forceinline__ void store_u16(unsigned char* p, unsigned short w) { __builtin_memcpy(p, &w, 2); }
 
 template <int COUNT>
 struct Codes {

@@ -33,14 +33,17 @@ __device__ __forceinline__ float f16_to_f32(unsigned short bits) {
     asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
     return x;
 }
+// The bits go through a 32-bit register on purpose. From a 16-bit one ptxas 13.0 takes a byte of them by F2I.U8.F16, the
+// number rounded to an integer instead of its bits; seen on an H200 as wrong scales in the KV cache.
 __device__ __forceinline__ unsigned short f32_to_f16(float x) {
-    unsigned short bits;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
-    return bits;
+    unsigned bits;
+    asm("{ .reg .b16 h, z; mov.b16 z, 0; cvt.rn.f16.f32 h, %1; mov.b32 %0, {h, z}; }" : "=r"(bits) : "f"(x));
+    return (unsigned short)bits;
 }
 
 // A Q8_0 block starts at an even address, no more: wider loads are made of aligned words.
 __device__ __forceinline__ unsigned short load_u16(const unsigned char* p) { return *(const unsigned short*)p; }
+__device__ __forceinline__ void store_u16(unsigned char* p, unsigned short w) { *(unsigned short*)p = w; }
 
 // Four codes as floats. The byte with its sign bit flipped is the unsigned number code + 128; as the low byte of
 // 0x4B000000 it is the float 2^23 + code + 128, and the subtraction is exact. One permute and one add a code, where a

@@ -207,7 +207,7 @@ def test_asking_for_a_closed_route_raises() -> None:
 
 def test_no_route_at_all_raises_with_every_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "AttendRequest", lambda **fields: AttendRequest(**{**fields, "kv_format": "fp8"}))
-    with pytest.raises(NotAdmitted, match="(?s)no route may run.*not tile_batched.*kv_format: 'fp8'"):
+    with pytest.raises(NotAdmitted, match=r"(?s)no route may run.*not tile_batched.*kv_format: 'fp8'"):
         hk.attend(**arguments())
 
 

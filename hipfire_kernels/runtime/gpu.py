@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
+import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,6 +19,8 @@ import numpy.typing as npt
 from ..archs import Arch, arch
 from ..errors import DeviceError, InputError
 from . import ALIGNMENT, DTYPES, Launch, View, dlpack, dtype_name
+from .arrays import Buffer, DeviceArray
+from .streams import Event, Graph, Stream
 
 if TYPE_CHECKING:
     from ..builder import Artifact
@@ -72,156 +74,6 @@ class Driver(Protocol):
     def graph_destroy(self, graph: int) -> None: ...
 
 
-class Buffer:
-    """Device memory, freed when nothing refers to it any more, or by `free`."""
-
-    def __init__(self, device: GpuDevice, nbytes: int) -> None:
-        self.device, self.nbytes = device, nbytes
-        device.driver.activate(device.index)
-        self.pointer = device.driver.malloc(max(1, nbytes))
-
-    def free(self) -> None:
-        """Give the memory back now. Arrays over it are refused from here on."""
-        if self.pointer:
-            pointer, self.pointer = self.pointer, 0
-            self.device.driver.activate(self.device.index)
-            self.device.driver.free(pointer)
-
-    def __del__(self) -> None:
-        if getattr(self, "pointer", 0) and not sys.is_finalizing():
-            with contextlib.suppress(DeviceError):  # the context may be gone or poisoned; its owner has been told
-                self.free()
-
-
-class DeviceArray:
-    """A C-contiguous array in device memory. Speaks `__cuda_array_interface__` and DLPack; `device.to_host` reads it."""
-
-    def __init__(self, buffer: Buffer, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self.buffer, self.offset, self.shape, self.dtype = buffer, offset, shape, dtype
-        self.view = View(buffer.pointer + offset, shape, dtype_name(dtype), True)
-
-    def __repr__(self) -> str:
-        return f"<DeviceArray {self.dtype}{list(self.shape)} on {self.buffer.device.name}>"
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes."""
-        return self.size * self.dtype.itemsize
-
-    @property
-    def pointer(self) -> int:
-        """Device address. InputError once the buffer has been freed."""
-        if not self.buffer.pointer:
-            raise InputError(f"{self!r} has been freed")
-        return self.buffer.pointer + self.offset
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {
-            "version": 3,
-            "data": (self.pointer, False),
-            "shape": self.shape,
-            "typestr": self.dtype.str,
-            "strides": None,
-            "stream": None,
-        }
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        device = self.buffer.device
-        return (device.driver.dlpack_device, device.index)
-
-    def __dlpack__(self, *, stream: int | None = None, **_: Any) -> Any:
-        """A capsule. The consumer's stream is made to wait for what the device's own stream has queued."""
-        device = self.buffer.device
-        if stream not in (None, -1):
-            device.order_after(device.default_stream, device.stream_handle(stream))
-        return dlpack.export(self, self.pointer, self.shape, self.dtype, self.__dlpack_device__())
-
-
-class Stream:
-    """A stream of one device, destroyed with its last reference."""
-
-    def __init__(self, device: GpuDevice) -> None:
-        self.device = device
-        device.driver.activate(device.index)
-        self.handle = device.driver.stream_create()
-
-    def synchronize(self) -> None:
-        """Wait for all work queued on the stream."""
-        self.device.waiting(self.device.driver.stream_synchronize, self.handle)
-
-    def __del__(self) -> None:
-        if getattr(self, "handle", 0) and not sys.is_finalizing():
-            with contextlib.suppress(DeviceError):
-                self.device.driver.activate(self.device.index)
-                self.device.driver.stream_destroy(self.handle)
-
-
-class Event:
-    """A point in a stream, with a time."""
-
-    def __init__(self, device: GpuDevice) -> None:
-        self.device = device
-        device.driver.activate(device.index)
-        self.handle = device.driver.event_create()
-
-    def record(self, stream: Any = None) -> Event:
-        """Mark the current end of a stream."""
-        self.device.driver.activate(self.device.index)
-        self.device.driver.event_record(self.handle, self.device.stream_handle(stream))
-        return self
-
-    def synchronize(self) -> None:
-        """Wait until the point has been reached."""
-        self.device.waiting(self.device.driver.event_synchronize, self.handle)
-
-    def ms_since(self, start: Event) -> float:
-        """Milliseconds from another recorded event to this one; waits for this one."""
-        self.synchronize()
-        return self.device.driver.event_elapsed_ms(start.handle, self.handle)
-
-    def __del__(self) -> None:
-        if getattr(self, "handle", 0) and not sys.is_finalizing():
-            with contextlib.suppress(DeviceError):
-                self.device.driver.activate(self.device.index)
-                self.device.driver.event_destroy(self.handle)
-
-
-class Graph:
-    """A captured sequence of launches. Keeps alive what the library made for them: arguments, workspaces, outputs.
-
-    Attributes:
-        entries: the kernels in it.
-        keeps: what lives as long as the graph. Arrays made before the capture are the caller's: keep them, or add them.
-    """
-
-    def __init__(self, device: GpuDevice) -> None:
-        self.device = device
-        self.handle = 0
-        self.entries: list[str] = []
-        self.keeps: list[Any] = []
-
-    def launch(self, stream: Any = None) -> None:
-        """Replay it."""
-        if not self.handle:
-            raise DeviceError("the graph's capture has not ended, or has failed; nothing to replay")
-        handle = self.device.stream_handle(stream)
-        self.device.driver.activate(self.device.index)
-        self.device.driver.graph_launch(self.handle, handle)
-        self.device.launched(f"a graph of {', '.join(self.entries)}")
-
-    def __del__(self) -> None:
-        if getattr(self, "handle", 0) and not sys.is_finalizing():
-            with contextlib.suppress(DeviceError):
-                self.device.driver.activate(self.device.index)
-                self.device.driver.graph_destroy(self.handle)
-
-
 class GpuDevice:
     """One GPU. See `Device` for the methods that all devices share."""
 
@@ -238,6 +90,7 @@ class GpuDevice:
         self._loaded: dict[str, tuple[int, Any]] = {}
         self._since_wait: list[str] = []
         self._capture: tuple[int, Graph] | None = None
+        self._thread = threading.local()
 
     def __repr__(self) -> str:
         return f"<GpuDevice {self.name} {self.reported_arch}>"
@@ -306,27 +159,39 @@ class GpuDevice:
     def view(self, name: str, array: Any) -> View:
         """See `Device.view`. Takes arrays of this device, `__cuda_array_interface__` and DLPack."""
         if isinstance(array, DeviceArray):
-            if array.buffer.device is not self:
-                raise InputError(f"{name} is on {array.buffer.device.name}; required: {self.name}, as the call's device")
-            if not array.buffer.pointer:
-                raise InputError(f"{name} has been freed: {array!r}")
-            found = array.view
-        elif isinstance(array, np.ndarray):
+            return self._view_own(name, array)
+        if isinstance(array, np.ndarray):
             raise InputError(
-                f"{name} is a numpy array in host memory; required: an array on {self.name}, for instance device.to_device({name})"
+                f"{name} is a numpy array in host memory; required: an array on {self.name}, "
+                f"for instance device.to_device({name})"
             )
-        elif hasattr(array, "__cuda_array_interface__"):
+        if hasattr(array, "__cuda_array_interface__"):
             found = self._view_interface(name, array.__cuda_array_interface__)
         elif hasattr(array, "__dlpack__"):
             found = self._view_dlpack(name, array)
         else:
             raise InputError(
-                f"{name} is a {type(array).__name__}; {self.name} takes its own arrays, __cuda_array_interface__ and DLPack"
+                f"{name} is a {type(array).__name__}; {self.name} takes its own arrays, "
+                "__cuda_array_interface__ and DLPack"
             )
+        self._require_aligned(name, found)
+        return found
+
+    def _view_own(self, name: str, array: DeviceArray) -> View:
+        if array.buffer.device is not self:
+            raise InputError(f"{name} is on {array.buffer.device.name}; required: {self.name}, as the call's device")
+        if not array.buffer.pointer:
+            raise InputError(f"{name} has been freed: {array!r}")
+        if array.offset:
+            self._require_aligned(name, array.view)
+        return array.view
+
+    def _require_aligned(self, name: str, found: View) -> None:
         alignment = ALIGNMENT.get(found.dtype, 1)
         if found.pointer % alignment:
-            raise InputError(f"{name} is at an address that is not a multiple of {alignment}, which {found.dtype} needs")
-        return found
+            raise InputError(
+                f"{name} is at an address that is not a multiple of {alignment}, which {found.dtype} needs"
+            )
 
     def _view_interface(self, name: str, interface: dict[str, Any]) -> View:
         pointer, read_only = interface["data"]
@@ -338,7 +203,7 @@ class GpuDevice:
             self._require_here(name, pointer)
         producer = interface.get("stream")
         if producer is not None:
-            self.order_after(self.stream_handle(producer), self.default_stream)
+            self._await_producer(self.stream_handle(producer))
         return View(pointer, shape, dtype_name(dtype), not read_only)
 
     def _view_dlpack(self, name: str, array: Any) -> View:
@@ -346,10 +211,22 @@ class GpuDevice:
         if (int(kind), int(index)) != (self.driver.dlpack_device, self.index):
             raise InputError(f"{name} is on DLPack device {int(kind)}:{index}; required: {self.name}")
         found = dlpack.peek(array.__dlpack__(stream=self._dlpack_stream()))
+        self._await_producer(self.default_stream)  # which the producer has just been told to order its work before
         if found.dtype is None:
             raise InputError(f"{name} has a DLPack dtype that no kernel takes; required: float32, int32 or uint8")
         self._require_contiguous(name, found.shape, found.strides, 1)
         return View(found.pointer, found.shape, dtype_name(found.dtype), True)
+
+    def _await_producer(self, stream: int) -> None:
+        """Have this thread's next launch wait for what a producer has queued on a stream."""
+        if not hasattr(self._thread, "producers"):
+            self._thread.producers = set()
+        self._thread.producers.add(stream)
+
+    def _order_producers(self, launch_stream: int) -> None:
+        producers: set[int] = getattr(self._thread, "producers", set())
+        while producers:
+            self.order_after(producers.pop(), launch_stream)
 
     def _dlpack_stream(self) -> int:
         # DLPack: 1 is CUDA's legacy default stream and 0 is not allowed; on ROCm the default is 0.
@@ -477,14 +354,15 @@ class GpuDevice:
         handle = self.default_stream if stream is None else self.stream_handle(stream)
         driver = self.driver
         driver.activate(self.index)
+        self._order_producers(handle)
+        capture = self._capture if self._capture is not None and self._capture[0] == handle else None
+        noted = capture[1].entries if capture is not None else self._since_wait
         for (function, entry), grid, threads, args in launches:
             try:
                 driver.launch(function, grid, threads, args.address, handle)
             except DeviceError as error:
                 raise DeviceError(f"{entry}, grid {grid}, {threads} threads: {error}") from error
-        entries = [one.kernel[1] for one in launches]
-        if self._capture is not None and self._capture[0] == handle:
-            self._capture[1].keeps += [one.args for one in launches]
-            self._capture[1].entries += entries
-        elif len(self._since_wait) < 16:
-            self._since_wait += entries
+            if capture is not None:
+                capture[1].keeps.append(args)
+            if len(noted) < 16:
+                noted.append(entry)

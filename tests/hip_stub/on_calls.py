@@ -330,13 +330,20 @@ def test_dlpack_finds_the_device_and_asks_for_the_default_stream(hip0: GpuDevice
     assert {stream for producer in producers for stream in producer.asked} == {0}
 
 
-def test_the_producers_stream_is_waited_for(hip0: GpuDevice, stub: Stub) -> None:
-    inputs, stream = Inputs.make(), hip0.stream()
-    waits = stub.calls("hipStreamWaitEvent")
-    hip0.view("q", Interface(inputs.on(hip0)[0], stream=stream.handle))
-    assert stub.calls("hipStreamWaitEvent") == waits + 1
-    hip0.view("q", Interface(inputs.on(hip0)[0], stream=1))  # the legacy default stream, which is ours
-    assert stub.calls("hipStreamWaitEvent") == waits + 1
+def test_the_launchs_stream_waits_for_the_producers(hip0: GpuDevice, stub: Stub) -> None:
+    inputs, producer, mine = Inputs.make(), hip0.stream(), hip0.stream()
+    q, k_cache, v_cache = inputs.on(hip0)
+    call = {"k_cache": k_cache, "v_cache": v_cache, "positions": inputs.positions, "device": hip0}
+    for stream, queued_on, waits in [
+        (None, producer.handle, 1),  # the default stream waits for the producer's
+        (mine, producer.handle, 1),  # and so does the caller's
+        (mine, 1, 1),  # 1 is the legacy default stream, which is not the caller's
+        (None, 1, 0),
+        (producer, producer.handle, 0),
+    ]:
+        before = stub.calls("hipStreamWaitEvent")
+        hk.attend(Interface(q, stream=queued_on), **call, out=hip0.empty(q.shape, np.float32), stream=stream)
+        assert stub.calls("hipStreamWaitEvent") == before + waits, (stream, queued_on)
 
 
 # ---- refused before launch ------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from conftest import opened
 from hip_lab import CAPTURE_INVALIDATED, LAUNCH_FAILURE, NO_BINARY, OUT_OF_MEMORY, Stub
 
 import hipfire_kernels as hk
+from hipfire_kernels import runtime
 from hipfire_kernels.attention import TilePlan, check_verify
 from hipfire_kernels.binding import launch
 from hipfire_kernels.errors import CompileError, DeviceError, ToolchainUnavailable
@@ -125,6 +126,14 @@ def test_a_fault_found_by_waiting_names_the_launches_since_the_last_wait(hip0: G
     with pytest.raises(DeviceError, match="since it was last waited for: nothing"):
         hip0.synchronize()
     assert works(hip0)
+
+
+def test_a_device_that_did_not_open_is_tried_again(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "_opened", {})
+    stub.fail("hipGetDevicePropertiesR0600", LAUNCH_FAILURE)
+    with pytest.raises(DeviceError, match=r"hipGetDeviceProperties failed for hip:0: hipErrorLaunchFailure \(719\)"):
+        hk.device("hip:0")
+    assert hk.device("hip:0") is hk.device("hip:0")
 
 
 # ---- modules --------------------------------------------------------------------------------------------------------
