@@ -165,9 +165,7 @@ def _bindings_time(device: GpuDevice, launches: Sequence[Any]) -> dict[str, floa
     from cuda.bindings import driver as cu
 
     stream = cu.CUstream(0)
-    prepared = [
-        (cu.CUfunction(function), *grid_of, threads, args.address) for (function, _), grid_of, threads, args in launches
-    ]
+    prepared = [(function, *grid_of, threads, args.address) for (function, _), grid_of, threads, args in launches]
 
     def call() -> None:
         for function, x, y, z, threads, params in prepared:

@@ -333,7 +333,7 @@ def test_dlpack_finds_the_device_and_asks_for_the_default_stream(hip0: GpuDevice
 def test_the_launchs_stream_waits_for_the_producers(hip0: GpuDevice, stub: Stub) -> None:
     inputs, producer, mine = Inputs.make(), hip0.stream(), hip0.stream()
     q, k_cache, v_cache = inputs.on(hip0)
-    call = {"k_cache": k_cache, "v_cache": v_cache, "positions": inputs.positions, "device": hip0}
+    call = {"k_cache": k_cache, "v_cache": v_cache, "positions": hip0.to_device(chain(100)), "ctx": 100, "device": hip0}
     for stream, queued_on, waits in [
         (None, producer.handle, 1),  # the default stream waits for the producer's
         (mine, producer.handle, 1),  # and so does the caller's
