@@ -1,21 +1,15 @@
 """The kernel table: every route over contexts, rows and head_dims, in one interleaved run per shape.
 
-    python -m hipfire_kernels.bench.kernels --device cuda:0 --out FILE
-
-Each row has the time, the share of KV bytes over a read-only kernel's bandwidth in the same run, the ratio to the
-established route, and the worst error against the float64 oracle on the very buffers that were timed.
+`hfk bench` prints it. Each row has the time, the share of KV bytes over a read-only kernel's bandwidth in the same run,
+the ratio to the established route, and the worst error against the float64 oracle on the buffers that were timed.
 """
 
 from __future__ import annotations
 
-import argparse
 import datetime
-import json
 import platform
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +22,6 @@ from ..family import Variant
 from ..layout import kv_cache_shape
 from ..parity import worst_row
 from ..render import source_digest
-from ..runtime import device as open_device
 from ..runtime.gpu import GpuDevice
 from .timing import Stopwatch, Times, ratio
 
@@ -130,14 +123,19 @@ def provenance(device: GpuDevice) -> dict[str, Any]:
     }
 
 
-def table(device: GpuDevice, shapes: Iterable[Shape], rounds: int, check: bool = True) -> list[dict[str, Any]]:
-    """Measure every shape; a line to stderr for each row as it comes."""
+def table(
+    device: GpuDevice,
+    shapes: Iterable[Shape],
+    rounds: int,
+    check: bool = True,
+    step: Callable[[str], None] = lambda shape: None,
+) -> list[dict[str, Any]]:
+    """Measure every shape; `step` is called with each one's description when it is done."""
     watch = Stopwatch(device)
     rows: list[dict[str, Any]] = []
     for shape in shapes:
-        for row in measure(device, watch, shape, rounds, check):
-            rows.append(row)
-            print(describe(row), file=sys.stderr, flush=True)
+        rows += measure(device, watch, shape, rounds, check)
+        step(f"d{shape.head_dim} B{shape.rows} ctx {shape.ctx}")
     return rows
 
 
@@ -148,30 +146,3 @@ def describe(row: dict[str, Any]) -> str:
         f"d{row['head_dim']} B{row['rows']:<2} ctx {row['ctx']:<6} {row['route']:<12} {row['us']:9.1f} us "
         f"(spread {row['spread']:.1%})  {row['over_base']:5.2f}x  {row['share_of_read']:6.1%} of read{error}"
     )
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command line of this module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--ctx", type=int, nargs="+", default=CONTEXTS)
-    parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
-    parser.add_argument("--head-dim", type=int, nargs="+", default=HEAD_DIMS)
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--no-check", action="store_true", help="skip the oracle")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args(argv)
-    device = open_device(options.device)
-    if not isinstance(device, GpuDevice):
-        parser.error(f"{options.device} has no events to time with; pass a GPU")
-    shapes = [Shape(ctx, rows, d) for d in options.head_dim for rows in options.rows for ctx in options.ctx]
-    rows = table(device, shapes, options.rounds, not options.no_check)
-    document = json.dumps({**provenance(device), "rows": rows}, indent=1)
-    if options.out:
-        options.out.write_text(document + "\n")
-    else:
-        print(document)
-
-
-if __name__ == "__main__":
-    main()

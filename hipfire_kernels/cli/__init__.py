@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import HipfireError
-from . import _errors, _out, cache, doctor, explain, generate, kernels, parity
+from . import _errors, _out, bench, cache, doctor, explain, generate, kernels, parity
 
 
 class _Commands(TyperGroup):
@@ -61,6 +61,7 @@ app.command("list")(kernels.list_)
 app.command()(kernels.render)
 app.command()(kernels.build)
 app.command()(parity.parity)
+app.command()(bench.bench)
 app.command()(explain.explain)
 app.add_typer(cache.app, name="cache")
 app.command()(doctor.doctor)

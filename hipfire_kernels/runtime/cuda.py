@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+from pathlib import Path
 from typing import Any
 
 from ..errors import DeviceError
@@ -76,6 +79,7 @@ class CudaDriver:
         name = self._call("cuDeviceGetName", 128, self._call("cuDeviceGet", index))
         return {
             "name": name.split(b"\0")[0].decode(),
+            "driver": _driver_version(),
             "driver_api": int(self._call("cuDriverGetVersion")),
             "multiprocessors": self._attribute("MULTIPROCESSOR_COUNT", index),
             "l2_bytes": self._attribute("L2_CACHE_SIZE", index),
@@ -172,6 +176,14 @@ class CudaDriver:
 
     def graph_destroy(self, graph: int) -> None:
         self._call("cuGraphExecDestroy", graph)
+
+
+def _driver_version() -> str | None:
+    """The kernel driver's version, which the driver API does not tell."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"\b\d+\.\d+(\.\d+)?\b", Path("/proc/driver/nvidia/version").read_text(encoding="ascii"))
+        return found.group() if found else None
+    return None
 
 
 _driver: CudaDriver | None = None

@@ -1,0 +1,59 @@
+"""What was recorded on a GPU: complete, bound to its sources, and in agreement with the host."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hipfire_kernels.model import Engine, Tokenizer, demo_pair_path, demo_prompts, load_demo_pair
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "bench" / "results"
+
+
+def recorded(name: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((RESULTS / name).read_text(encoding="utf-8"))
+    return document
+
+
+def test_every_file_has_a_line_in_the_readme() -> None:
+    text = (RESULTS / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"`([\w-]+\.json)`", text)) == {f.name for f in RESULTS.glob("*.json")}
+
+
+def test_parity_on_the_card() -> None:
+    found = recorded("h200-parity.json")
+    assert sum(r["cases"] for r in found["grid"]) > 18_000
+    assert not [r for r in found["grid"] if r["failed"]]
+    assert all(r["worst"] <= 1e-5 for r in found["grid"] if "kv_cache" not in r["variant"])
+    assert all(found["bits"].values())
+    assert found["beyond_2_31"] < 1e-5
+    assert {r["longest"] for r in found["grid"]} >= {4097, 32768, 131072}
+
+
+def test_the_multirow_ratios_on_the_card() -> None:
+    rows = recorded("h200-table.json")["rows"]
+    for ctx in (20676, 32768):
+        found = {r["route"]: r for r in rows if (r["ctx"], r["rows"], r["head_dim"]) == (ctx, 16, 256)}
+        assert found["rows8"]["over_base_quartiles"][0] >= 2.3
+        assert found["rows4"]["over_base_quartiles"][0] >= 1.9
+    assert all(r["worst_error"] <= 1e-5 for r in rows)
+
+
+def test_the_readme_shows_the_recorded_table() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for row in recorded("h200-table.json")["rows"]:
+        if (row["rows"], row["head_dim"]) == (16, 256):
+            assert f"{row['us']:.0f}" in text, row
+
+
+@pytest.mark.parametrize("index", range(11))
+def test_tokens_of_the_card_are_the_hosts(index: int) -> None:
+    target, draft = load_demo_pair()
+    ids = Tokenizer(demo_pair_path() / "target").encode(demo_prompts()[index])
+    found = recorded("h200-model.json")["prompts"][index]
+    assert [int(t) for t in Engine(target, draft).generate(ids, max_new_tokens=64).tokens] == found["tokens"]
