@@ -23,7 +23,7 @@ from ..layout import kv_cache_shape
 from ..parity import worst_row
 from ..render import source_digest
 from ..runtime.gpu import GpuDevice
-from .timing import Stopwatch, Times, ratio
+from ..timing import Stopwatch, Times, ratio
 
 CONTEXTS = (2048, 4096, 20676, 32768, 131072)
 ROWS = (4, 8, 16, 32)

@@ -14,8 +14,8 @@ import numpy as np
 from .. import dequantize_q8_0, reference
 from ..parity import worst_row
 from ..runtime.gpu import GpuDevice
+from ..timing import Stopwatch
 from .kernels import Shape, provenance, random_cache, route_variants
-from .timing import Stopwatch
 
 Call = Callable[[], Any]
 

@@ -213,6 +213,7 @@ class ScriptedDraft:
     """
 
     tap_ids = (0, 2)
+    max_context = None
 
     def __init__(self, truth: Sequence[int], pattern: Sequence[int], block_size: int, vocab_size: int) -> None:
         self.block_size = block_size

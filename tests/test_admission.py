@@ -7,12 +7,12 @@ import json
 from typing import Any
 
 import pytest
-from hipfire_kernels.dispatch import ROUTES, AttendRequest, admit, evidence
-from hipfire_kernels.dispatch.routes import UNROUTED
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hipfire_kernels import ARCHS, families
+from hipfire_kernels.dispatch import ROUTES, AttendRequest, admit, evidence
+from hipfire_kernels.dispatch.routes import UNROUTED
 from hipfire_kernels.errors import InputError, NotAdmitted
 
 VERIFY = AttendRequest(

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hipfire_kernels.dispatch import AttendRequest, calls, counters, evidence
-from hipfire_kernels.dispatch.admission import Decision
 
 import hipfire_kernels as hk
 from hipfire_kernels import attention
+from hipfire_kernels.dispatch import AttendRequest, calls, counters, evidence
+from hipfire_kernels.dispatch.admission import Decision
 from hipfire_kernels.errors import InputError, NotAdmitted
 from hipfire_kernels.parity import Case, inputs, worst_row
 

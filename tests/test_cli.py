@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hipfire_kernels.model import Tokenizer, demo_pair_path, demo_prompts
 
 from hipfire_kernels import builder, dispatch, families, parity
 from hipfire_kernels.archs import ARCHS
@@ -30,6 +29,7 @@ from hipfire_kernels.errors import (
     ToolchainUnavailable,
 )
 from hipfire_kernels.family import Variant
+from hipfire_kernels.model import Tokenizer, demo_pair_path, demo_prompts
 from hipfire_kernels.render import render
 from hipfire_kernels.toolchains import registry
 

@@ -9,9 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hipfire_kernels.model import load_draft, load_target
-from hipfire_kernels.model.checkpoint import Checkpoint
-from hipfire_kernels.model.config import read_draft_config, read_target_config
 from model_lab import (
     DRAFT,
     TARGET,
@@ -24,6 +21,9 @@ from model_lab import (
 )
 
 from hipfire_kernels import CheckpointError
+from hipfire_kernels.model import load_draft, load_target
+from hipfire_kernels.model.checkpoint import Checkpoint
+from hipfire_kernels.model.config import read_draft_config, read_target_config
 
 SMALL = {"a.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "b.weight": np.ones(4, np.float32)}
 SHAPES = {name: x.shape for name, x in SMALL.items()}

@@ -7,9 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hipfire_kernels.model import Engine, Tokenizer, demo_pair_path, load_draft, load_target
-from hipfire_kernels.model.dflash import DFlashDraft
-from hipfire_kernels.model.qwen35 import Target
 from model_lab import (
     DRAFT,
     PROMPT,
@@ -22,6 +19,9 @@ from model_lab import (
 )
 
 from hipfire_kernels import CheckpointError, InputError
+from hipfire_kernels.model import Engine, Tokenizer, demo_pair_path, load_draft, load_target
+from hipfire_kernels.model.dflash import DFlashDraft
+from hipfire_kernels.model.qwen35 import Target
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,12 @@ from typing import Any
 import model_reference
 import numpy as np
 import pytest
+from model_lab import DRAFT, PROMPT, TARGET, changed, draft_tensors, target_tensors, write_checkpoint
+
 from hipfire_kernels.model import load_draft, load_target
 from hipfire_kernels.model.attention import Block, Float32Attention
 from hipfire_kernels.model.layers import BLOCK_ROWS, Rope, project_rows
 from hipfire_kernels.model.qwen35 import Target, TargetState
-from model_lab import DRAFT, PROMPT, TARGET, changed, draft_tensors, target_tensors, write_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,6 @@ from typing import Any
 import model_reference
 import numpy as np
 import pytest
-from hipfire_kernels.model import Engine, GenerationResult, load_draft, load_target
-from hipfire_kernels.model.attention import Float32Attention
-from hipfire_kernels.model.deltanet import DeltaState
-from hipfire_kernels.model.dflash import DFlashDraft, DFlashSession
-from hipfire_kernels.model.qwen35 import Target, TargetState
 from model_lab import (
     DRAFT,
     PROMPT,
@@ -24,6 +19,12 @@ from model_lab import (
     target_tensors,
     write_checkpoint,
 )
+
+from hipfire_kernels.model import Engine, GenerationResult, load_draft, load_target
+from hipfire_kernels.model.attention import Float32Attention
+from hipfire_kernels.model.deltanet import DeltaState
+from hipfire_kernels.model.dflash import DFlashDraft, DFlashSession
+from hipfire_kernels.model.qwen35 import Target, TargetState
 
 BLOCK = 8
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from typing import Any
 
@@ -13,6 +12,7 @@ def doctor(as_json: _out.Json = False) -> None:
     """What is found here, what will be used, and why."""
     from .. import __version__
     from ..cache import default_cache
+    from ..dispatch import policy
     from ..runtime import devices
     from .cache import folder_bytes
 
@@ -24,7 +24,7 @@ def doctor(as_json: _out.Json = False) -> None:
         "cache": {"path": str(root), "bytes": folder_bytes(root)},
         "compilers": _compilers(),
         "devices": list(devices()),
-        "switches": _switches(),
+        "switches": policy.report(),
     }
     if as_json:
         _out.document(found)
@@ -66,31 +66,6 @@ def _compilers_for(name: str) -> dict[str, Any]:
     return {"chosen": chosen, "candidates": candidates}
 
 
-def _switches() -> list[dict[str, Any]]:
-    """The environment variables that the library reads; `problem` says what is wrong with a value."""
-    from ..dispatch import policy
-    from ..errors import InputError
-
-    try:
-        policy.read()
-        problem = None
-    except InputError as error:
-        problem = str(error)
-    rows = [
-        (
-            policy.MIN_CTX_VARIABLE,
-            str(policy.MIN_CTX_DEFAULT),
-            policy.MIN_CTX_LEGAL,
-            problem,
-        ),
-        ("HIPFIRE_CACHE_DIR", "the user's cache folder", "a folder", None),
-    ]
-    return [
-        {"name": name, "value": os.environ.get(name), "default": default, "legal": legal, "problem": wrong}
-        for name, default, legal, wrong in rows
-    ]
-
-
 def _print(found: dict[str, Any]) -> None:
     print(f"hipfire-kernels {found['hipfire_kernels']}, Python {found['python']}, {found['platform']}")
     print(f"cache    {found['cache']['path']} ({found['cache']['bytes'] / 1e6:.1f} MB)")
@@ -101,7 +76,8 @@ def _print(found: dict[str, Any]) -> None:
             print(f"  {_mark(c, group['chosen'])}  {c['toolchain']}: {c['name']}: {c['why']}")
     print("\nenvironment switches")
     for s in found["switches"]:
-        print(f"  {s['name']} = {s['value'] or 'unset'}; default: {s['default']}; legal: {s['legal']}")
+        value = "unset" if s["value"] is None else repr(s["value"])
+        print(f"  {s['name']}: {value}; default: {s['default']}; legal: {s['legal']}")
         if s["problem"]:
             print(f"    problem: {s['problem']}")
 

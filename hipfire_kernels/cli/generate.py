@@ -178,6 +178,9 @@ def _summary(result: GenerationResult, prefill_s: float, decode_s: float) -> dic
         "accepted": result.accepted,
         "produced": result.produced,
         "routes": dict(result.routes),
+        "refused": dict(result.attention.refused),
+        "graph": dict(result.attention.graph),
+        "capped_cycles": result.capped_cycles,
         "prefill_tokens": result.prefill_tokens,
         "cached_prefix": result.cached_prefix,
         "prefill_seconds": prefill_s,
@@ -187,15 +190,21 @@ def _summary(result: GenerationResult, prefill_s: float, decode_s: float) -> dic
 
 def _in_words(summary: dict[str, Any]) -> str:
     rate = summary["tokens_per_second"]
-    routes = ", ".join(f"{name} x {count}" for name, count in summary["routes"].items())
-    return "\n".join(
-        [
-            f"tokens             {len(summary['tokens'])} ({summary['stop_reason']})",
-            f"tokens/s           {f'{rate:.1f}' if rate else '-'} (after the prefill)",
-            f"tau                {summary['tau']:.3f} accepted drafts per cycle",
-            f"acceptance length  {summary['acceptance_length']:.3f}",
-            f"cycles             {summary['cycles']}",
-            f"routes             {routes}",
-            f"prefill            {summary['prefill_tokens']} tokens in {summary['prefill_seconds']:.2f} s",
-        ]
-    )
+    lines = [
+        f"tokens             {len(summary['tokens'])} ({summary['stop_reason']})",
+        f"tokens/s           {f'{rate:.1f}' if rate else '-'} (after the prefill)",
+        f"tau                {summary['tau']:.3f} accepted drafts per cycle",
+        f"acceptance length  {summary['acceptance_length']:.3f}",
+        f"cycles             {summary['cycles']}",
+        f"routes             {_counted(summary['routes'])}",
+        f"refused            {_counted(summary['refused'])}",
+        f"verify graph       {_counted(summary['graph'])}",
+        f"prefill            {summary['prefill_tokens']} tokens in {summary['prefill_seconds']:.2f} s",
+    ]
+    if summary["capped_cycles"]:
+        lines.append(f"capped             {summary['capped_cycles']} cycles beyond the draft's cap (HIPFIRE_DFLASH_CTX_CAP)")
+    return "\n".join(lines)
+
+
+def _counted(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} x {count}" for name, count in counts.items()) or "-"

@@ -52,6 +52,10 @@ class Device(Protocol):
     arch: Arch
     toolchain: str | None
 
+    @property
+    def capturing(self) -> bool:
+        """Whether a graph is being captured, so that what is launched must stay right as the context grows."""
+
     def __hash__(self) -> int:
         """Devices are equal where they are the same object."""
 

@@ -315,6 +315,11 @@ class GpuDevice:
         if self._capture is not None:
             raise DeviceError(f"{what} cannot be part of the graph that {self.name} is capturing; do it before")
 
+    @property
+    def capturing(self) -> bool:
+        """See `Device.capturing`."""
+        return self._capture is not None
+
     @contextlib.contextmanager
     def capture(self, stream: Stream) -> Iterator[Graph]:
         """Capture what is launched on a stream inside the block into a graph, instead of running it.

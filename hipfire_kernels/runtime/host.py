@@ -71,6 +71,7 @@ class HostDevice:
 
     name = "host"
     toolchain: str | None = None
+    capturing = False
 
     def __init__(self, thread_order: int | None = None) -> None:
         self.arch = arch("host")

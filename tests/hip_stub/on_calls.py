@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from conftest import opened
 from hip_lab import Stub
-from hipfire_kernels.dispatch import AttendRequest, Decision
 
 import hipfire_kernels as hk
+from hipfire_kernels.dispatch import AttendRequest, Decision
 from hipfire_kernels.errors import DeviceError, InputError, NotAdmitted
 from hipfire_kernels.runtime import dlpack
 from hipfire_kernels.runtime.gpu import DeviceArray, GpuDevice
