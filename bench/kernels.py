@@ -21,6 +21,7 @@ from ..builder import build
 from ..family import Variant
 from ..layout import kv_cache_shape
 from ..parity import worst_row
+from ..q8_0 import random_q8_0
 from ..render import source_digest
 from ..runtime.gpu import GpuDevice
 from ..timing import Stopwatch, Times, ratio
@@ -55,11 +56,8 @@ def route_variants(head_dim: int) -> dict[str, Variant]:
 
 
 def random_cache(rng: np.random.Generator, shape: Shape) -> npt.NDArray[np.uint8]:
-    """Q8_0 blocks with every code and scales around 0.01: values of standard deviation 0.7."""
-    cache = rng.integers(0, 256, kv_cache_shape(shape.ctx, shape.n_kv_heads, shape.head_dim), np.uint8)
-    scales = rng.uniform(0.005, 0.015, cache.shape[:-1]).astype("<f2")
-    cache[..., :2] = scales[..., None].view(np.uint8)
-    return cache
+    """A K or V cache full of random blocks."""
+    return random_q8_0(rng, kv_cache_shape(shape.ctx, shape.n_kv_heads, shape.head_dim))
 
 
 def measure(device: GpuDevice, watch: Stopwatch, shape: Shape, rounds: int, check: bool = True) -> list[dict[str, Any]]:

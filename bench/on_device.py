@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -151,17 +151,14 @@ def host_time(device: GpuDevice) -> dict[str, float]:
         for (function, _), grid_of, threads, args in launches:
             device.driver.launch(function, grid_of, threads, args.address, 0)
 
-    return {
-        "plan_run_us": _host_us(device, lambda: plan.run(q, k, v, positions, out)),
-        "two_launches_us": _host_us(device, bare),
-        **_bindings_time(device, launches),
-    }
+    calls = {"plan_run_us": lambda: plan.run(q, k, v, positions, out), "two_launches_us": bare}
+    if device.driver.vendor == "cuda":
+        calls["two_cuda_bindings_launches_us"] = _bindings_call(launches)
+    return _host_us(device, calls)
 
 
-def _bindings_time(device: GpuDevice, launches: Sequence[Any]) -> dict[str, float]:
+def _bindings_call(launches: Sequence[Any]) -> Callable[[], None]:
     """Two launches through cuda-bindings, with every object made beforehand."""
-    if device.driver.vendor != "cuda":
-        return {}
     from cuda.bindings import driver as cu
 
     stream = cu.CUstream(0)
@@ -171,18 +168,20 @@ def _bindings_time(device: GpuDevice, launches: Sequence[Any]) -> dict[str, floa
         for function, x, y, z, threads, params in prepared:
             cu.cuLaunchKernel(function, x, y, z, threads, 1, 1, 0, stream, params, 0)
 
-    return {"two_cuda_bindings_launches_us": _host_us(device, call)}
+    return call
 
 
-def _host_us(device: GpuDevice, call: Any) -> float:
-    samples = []
-    for _ in range(40):
-        device.synchronize()
-        start = time.perf_counter()
-        for _ in range(10):
-            call()
-        samples.append((time.perf_counter() - start) / 10 * 1e6)
-    return round(statistics.median(samples), 2)
+def _host_us(device: GpuDevice, calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
+    """Median host microseconds of each call, taken in turn."""
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(60):
+        for name, call in calls.items():
+            device.synchronize()
+            start = time.perf_counter()
+            for _ in range(10):
+                call()
+            samples[name].append((time.perf_counter() - start) / 10 * 1e6)
+    return {name: round(statistics.median(found), 2) for name, found in samples.items()}
 
 
 def model(device_name: str) -> dict[str, Any]:
@@ -196,7 +195,14 @@ def model(device_name: str) -> dict[str, Any]:
     rows = []
     for prompt in demo_prompts():
         found = engine.generate(tokenizer.encode(prompt), max_new_tokens=64)
-        rows.append({"tau": found.tau, "routes": dict(found.routes), "tokens": [int(t) for t in found.tokens]})
+        rows.append(
+            {
+                "tau": found.tau,
+                "routes": dict(found.routes),
+                "graph": dict(found.attention.graph),
+                "tokens": [int(t) for t in found.tokens],
+            }
+        )
     return {**open_device(device_name).describe(), "prompts": rows}  # type: ignore[attr-defined]
 
 

@@ -6,8 +6,9 @@ from .admission import Decision, admit
 from .calls import attend, draft_attend, kv_write
 from .checks import Check
 from .counters import snapshot as route_counts
-from .evidence import Evidence
+from .graph import VerifyGraph, graph_key
 from .planning import Plan, plan
+from .record import Evidence
 from .request import AttendRequest
 from .routes import ROUTES, Route
 
@@ -19,9 +20,11 @@ __all__ = [
     "Evidence",
     "Plan",
     "Route",
+    "VerifyGraph",
     "admit",
     "attend",
     "draft_attend",
+    "graph_key",
     "kv_write",
     "plan",
     "route_counts",

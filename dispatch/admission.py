@@ -9,7 +9,7 @@ from ..errors import NotAdmitted
 from . import evidence as evidence_records
 from . import policy as policies
 from .checks import Check
-from .evidence import Evidence
+from .record import Evidence
 from .request import AttendRequest
 from .routes import Route, route, routes_of
 
@@ -71,7 +71,7 @@ def admit(request: AttendRequest, *, route_name: str = "auto") -> Decision:
         NotAdmitted: the route insisted on is not admitted; the message has all its failing checks.
         InputError: no route has that name, or an environment switch does not parse.
     """
-    policy = policies.read()
+    policy = policies.current()
     wanted = None if route_name == "auto" else route(route_name)
     considered = routes_of(request.workload)
     if wanted is not None and wanted not in considered:
@@ -97,15 +97,10 @@ def admit(request: AttendRequest, *, route_name: str = "auto") -> Decision:
 
 def _evaluate(row: Route, request: AttendRequest, policy: policies.Policy) -> tuple[Check, ...]:
     found = [predicate(request) for predicate in row.predicates]
-    found += row.policy_checks(request, policy)
+    record = None
     if row.needs_evidence:
         record = evidence_records.find(request.arch, row.name, request.head_dim)
-        found.append(
-            Check(
-                "evidence",
-                record.kind if record else None,
-                f"a parity and speed record of {row.name} for exactly this arch and head_dim",
-                record is not None,
-            )
-        )
-    return tuple(found)
+        opens = evidence_records.check(record, row.name, policy.evidence)
+        found.append(opens)
+        record = record if opens.ok else None
+    return (*found, *row.policy_checks(request, policy, record))

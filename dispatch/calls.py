@@ -16,7 +16,7 @@ from ..attention import VerifyShape, check_heads, check_positions, check_verify,
 from ..errors import InputError
 from ..layout import TILE, tiles
 from ..runtime import Device
-from . import counters
+from . import counters, policy
 from .admission import Decision
 from .planning import Plan, decide
 from .request import AttendRequest
@@ -60,7 +60,7 @@ def attend(
         tree_bias: float32 [rows, block_cols], added to the scores of the last block_cols keys; every row then sees
             the keys 0 .. positions[0] + block_cols - 1.
         window: see only the last `window` keys; 0 for all.
-        capturing, recording: see `AttendRequest`.
+        capturing, recording: see `AttendRequest`. While the device is capturing a graph, `capturing` is true.
         on_decision: called with the decision before anything is launched.
 
     Returns:
@@ -74,15 +74,8 @@ def attend(
     stream = _stream(stream, q)
     shape = check_verify(on, q, k_cache, v_cache)
     where = _known_positions(on, positions, ctx)
-    if where is not None:
-        ctx = check_positions(where, shape.rows, shape.capacity)
-    layout = "chain"
-    block_cols = 0
-    if tree_bias is not None:
-        layout, block_cols = "tree", _check_tree(on, tree_bias, shape, where, window)
-        ctx = ctx if where is None else int(where[0]) + block_cols
-    elif where is not None and bool((np.diff(where) != 1).any()):
-        layout = "independent"
+    block_cols = 0 if tree_bias is None else _check_tree(on, tree_bias, shape, where, window)
+    capturing = capturing or on.capturing
     request = AttendRequest(
         arch=on.arch.name,
         workload="verify",
@@ -91,8 +84,8 @@ def attend(
         n_heads=shape.n_heads,
         n_kv_heads=shape.n_kv_heads,
         rows=shape.rows,
-        logical_ctx=ctx,
-        layout=layout,
+        logical_ctx=_context(shape, where, ctx, block_cols),
+        layout="tree" if block_cols else _row_layout(where),
         capturing=capturing,
         recording=recording,
         window=window,
@@ -102,10 +95,8 @@ def attend(
         on_decision(decision)
     to = _output(on, out, (shape.rows, shape.n_heads, shape.head_dim))
     prepared = _plan_for(decision, on, shape, block_cols, stream)
-    fixed = capturing or recording
-    prepared.run(
-        q, k_cache, v_cache, positions, to, stream=stream, ctx=None if fixed else ctx, scale=scale, tree_bias=tree_bias
-    )
+    live = None if capturing or recording else request.logical_ctx
+    prepared.run(q, k_cache, v_cache, positions, to, stream=stream, ctx=live, scale=scale, tree_bias=tree_bias)
     return to if out is not None else _in_kind(to, q)
 
 
@@ -153,7 +144,7 @@ def draft_attend(
         rows=q_shape[0],
         logical_ctx=k_shape[0],
         layout="chain",
-        capturing=False,
+        capturing=on.capturing,
         recording=False,
         window=window,
         causal=causal,
@@ -221,6 +212,7 @@ def _plan_for(decision: Decision, device: Device, shape: VerifyShape, block_cols
         shape,
         covered,
         block_cols,
+        policy.current().partials_rows,
         owner,
     )
     with _plans_lock:
@@ -262,6 +254,21 @@ def _known_positions(device: Device, positions: Any, ctx: int | None) -> npt.NDA
     return device.to_host(positions)
 
 
+def _context(shape: VerifyShape, where: npt.NDArray[Any] | None, ctx: int | None, block_cols: int) -> int:
+    """Keys that the longest row sees."""
+    if where is not None:
+        seen = check_positions(where, shape.rows, shape.capacity)
+        return int(where[0]) + block_cols if block_cols else seen
+    if not isinstance(ctx, int) or not 0 <= ctx <= shape.capacity:
+        raise InputError(f"ctx is {ctx!r}; required: 0 .. {shape.capacity}, the capacity of the cache")
+    return ctx
+
+
+def _row_layout(where: npt.NDArray[Any] | None) -> str:
+    """Rows that the caller vouches for are a chain."""
+    return "chain" if where is None or bool((np.diff(where) == 1).all()) else "independent"
+
+
 def _check_tree(device: Device, tree_bias: Any, shape: VerifyShape, where: npt.NDArray[Any] | None, window: int) -> int:
     """Refuse a tree the kernel cannot honour; return its columns."""
     view = device.view("tree_bias", tree_bias)
@@ -293,8 +300,11 @@ def _output(device: Device, out: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _in_kind(result: Any, like: Any) -> Any:
-    """The result as an array of the library that `like` comes from, through DLPack, without a copy."""
-    if type(like) is type(result):
-        return result
+    """The result as an array of the library that `like` comes from, through DLPack, without a copy.
+
+    A library without `from_dlpack` gets this library's own array, which speaks DLPack.
+    """
     library = sys.modules[type(like).__module__.partition(".")[0]]
+    if type(like) is type(result) or not hasattr(library, "from_dlpack"):
+        return result
     return library.from_dlpack(result)

@@ -1,85 +1,178 @@
-"""Evidence: the records without which a fast route stays closed.
+"""Evidence: the records without which a fast route stays closed, where they come from, and whether they still hold.
 
-A record says on which exact arch which route was held against what, by whom. `reported` evidence was published by
-others; `measured` evidence comes from this project's own runs.
+Records ship with the package; `hfk qualify` writes the user's own, which override the shipped ones of the same arch,
+route and head_dim. Measured evidence is bound to the rendered source of the kernels that were timed: once one of them
+is rendered differently, the record is stale and opens nothing. Files are read, and sources rendered, at first use;
+`forget()` has both looked at anew.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import json
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .checks import base_arch
+from ..errors import InputError, RenderError
+from ..storage import evidence_root
+from .checks import Check, base_arch
+from .record import Evidence, load
 
+if TYPE_CHECKING:
+    from importlib.abc import Traversable
 
-@dataclass(frozen=True)
-class Evidence:
-    """One record.
+    from ..family import Variant
 
-    Attributes:
-        arch: exact, without feature suffix.
-        route: the route it opens.
-        head_dims: the head_dims it speaks of.
-        kind: "reported" or "measured".
-        worst_error: worst max|diff| / max|reference| that was seen.
-        speedup: context to time of the established route over time of this one.
-        source: where it comes from.
-    """
+Key = tuple[str, str, int]
+"""Arch, route, head_dim."""
 
-    arch: str
-    route: str
-    head_dims: tuple[int, ...]
-    kind: str
-    worst_error: float
-    speedup: dict[str, float]
-    source: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """The fields, for JSON."""
-        return {**self.__dict__, "head_dims": list(self.head_dims)}
-
-
-_override: ContextVar[tuple[Evidence, ...] | None] = ContextVar("hipfire_evidence", default=None)
+_override: ContextVar[Mapping[Key, Evidence] | None] = ContextVar("hipfire_evidence", default=None)
 
 
 @functools.cache
 def shipped() -> tuple[Evidence, ...]:
     """The records that come with the package."""
-    folder = resources.files("hipfire_kernels.dispatch") / "evidence"
-    records: list[Evidence] = []
-    for file in sorted(folder.iterdir(), key=lambda f: f.name):
-        if file.name.endswith(".json"):
-            for record in json.loads(file.read_text(encoding="utf-8"))["records"]:
-                records.append(Evidence(**{**record, "head_dims": tuple(record["head_dims"])}))
-    return tuple(records)
+    return _read_all((resources.files("hipfire_kernels.dispatch") / "evidence").iterdir())
 
 
-def current() -> tuple[Evidence, ...]:
-    """The records in force: those of an enclosing `using`, else the shipped ones."""
+def _read_all(files: Iterable[Traversable]) -> tuple[Evidence, ...]:
+    """The records of a folder's JSON files.
+
+    Raises:
+        InputError: a file cannot be read or is not right, or two records decide on the same thing.
+    """
+    owner: dict[Key, str] = {}
+    found: list[Evidence] = []
+    for file in sorted(files, key=lambda f: f.name):
+        if not file.name.endswith(".json"):
+            continue
+        for record in read_file(file):
+            if record.key in owner:
+                both = f"{owner[record.key]} and {file}"
+                raise InputError(f"{both} both have evidence for {record.key}; required: one record, remove the other")
+            owner[record.key] = str(file)
+            found.append(record)
+    return tuple(found)
+
+
+def read_file(file: Traversable) -> tuple[Evidence, ...]:
+    """The records of one file.
+
+    Raises:
+        InputError: it cannot be read, or is no evidence file; the message names the record and the field.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"evidence file {file} cannot be read ({error}); repair it or remove it") from error
+    return load(text, f"evidence file {file}")
+
+
+@functools.cache
+def _on_file(named: str | None) -> Mapping[Key, Evidence]:
+    """Shipped records and those of the user's folder, which win. `named`: what the variable says, for the memory."""
+    folder = evidence_root()
+    try:
+        files = list(folder.iterdir())
+    except FileNotFoundError:
+        files = []
+    except OSError as error:
+        raise InputError(f"evidence folder {folder} cannot be read ({error.strerror})") from error
+    return {r.key: r for records in (shipped(), _read_all(files)) for r in records}
+
+
+def _current() -> Mapping[Key, Evidence]:
     chosen = _override.get()
-    return shipped() if chosen is None else chosen
+    return _on_file(os.environ.get("HIPFIRE_EVIDENCE_DIR")) if chosen is None else chosen
 
 
 @contextlib.contextmanager
 def using(records: Sequence[Evidence]) -> Iterator[None]:
     """Decide on these records, and no others, inside the block."""
-    token = _override.set(tuple(records))
+    token = _override.set({r.key: r for r in records})
     try:
         yield
     finally:
         _override.reset(token)
 
 
-def find(arch: str | None, route: str, head_dim: int | None) -> Evidence | None:
-    """The record that opens a route on an arch for a head_dim, if there is one."""
+def forget() -> None:
+    """Read files and render sources anew at the next decision."""
+    _on_file.cache_clear()
+    source_digest.cache_clear()
+
+
+def find(arch: Any, route: str, head_dim: Any) -> Evidence | None:
+    """The record in force about a route on an arch for a head_dim; whether it opens the route is `check`'s word.
+
+    Raises:
+        InputError: an evidence file of the user is not right.
+    """
     name = base_arch(arch)
-    for record in current():
-        if record.arch == name and record.route == route and head_dim in record.head_dims:
-            return record
-    return None
+    if name is None or not isinstance(head_dim, int):
+        return None
+    return _current().get((name, route, head_dim))
+
+
+# ---- whether a record holds -----------------------------------------------------------------------------------------
+
+
+@functools.cache
+def source_digest(entry: str, arch: str) -> str | None:
+    """SHA-256 of a kernel's source as it is rendered now; None where there is no such kernel for the arch any more."""
+    from .. import render
+
+    variant = _variants().get(entry)
+    if variant is None:
+        return None
+    try:
+        return render.source_digest(variant.source(arch))
+    except RenderError:
+        return None
+
+
+@functools.cache
+def _variants() -> Mapping[str, Variant]:
+    from ..kernels import families
+
+    return {v.entry: v for family in families().values() for v in family.variants()}
+
+
+def changed(record: Evidence) -> tuple[str, ...]:
+    """The kernels whose source is no longer the one that was measured."""
+    digests = record.digests or {}
+    return tuple(entry for entry, digest in digests.items() if source_digest(entry, record.arch) != digest)
+
+
+def status(record: Evidence) -> str:
+    """`fresh`, `stale`, or `unknown` for a record that names no source."""
+    if record.digests is None:
+        return "unknown"
+    return "stale" if changed(record) else "fresh"
+
+
+def check(record: Evidence | None, route: str, accepted: str) -> Check:
+    """Whether a record opens a route.
+
+    Args:
+        record: what `find` found.
+        route: for the message.
+        accepted: "reported": what others published counts as well; "measured": only what was measured on the sources
+            of today.
+    """
+    if record is None:
+        required = f"a parity and speed record of {route} for exactly this arch and head_dim"
+        return Check("evidence", None, required, False)
+    if not record.verdict.admitted:
+        seen = f"{record.kind}, not admitted: {record.verdict.why}"
+        return Check("evidence", seen, "a record whose verdict admits the route", False)
+    if record.kind == "reported" and accepted != "reported":
+        return Check("evidence", record.kind, "measured evidence (HIPFIRE_EVIDENCE); hfk qualify writes it", False)
+    stale = changed(record)
+    if stale:
+        seen = f"stale: the source of {', '.join(stale)} has changed since it was measured"
+        return Check("evidence", seen, "a record of the sources of today; hfk qualify writes one", False)
+    return Check("evidence", record.kind, f"a record that admits {route} for exactly this arch and head_dim", True)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ..attention import TilePlan, VerifyShape, check_heads, check_positions
 from ..errors import InputError, NotAdmitted
 from ..runtime import Device
-from . import counters, evidence
+from . import counters, evidence, policy
 from .admission import Decision, admit
 from .request import AttendRequest
 from .routes import route as route_named
@@ -52,8 +52,13 @@ def plan(request: AttendRequest, device: Device, *, capacity: int | None = None,
 
 
 def decide(request: AttendRequest, route: str) -> Decision:
-    """Admit a request, or raise NotAdmitted with every reason."""
-    decision = admit(request, route_name=route)
+    """Admit a request and count the outcome, or raise NotAdmitted with every reason."""
+    try:
+        decision = admit(request, route_name=route)
+    except NotAdmitted as refusal:
+        counters.count_decision(refusal.decision)
+        raise
+    counters.count_decision(decision)
     if decision.route is None:
         raise NotAdmitted(f"no route may run this request\n{decision.explain()}", decision)
     return decision
@@ -74,6 +79,7 @@ class Plan:
     ) -> None:
         self.decision, self.device, self.shape, self.max_ctx = decision, device, shape, max_ctx
         self._block_cols = block_cols
+        self._partials_rows = policy.current().partials_rows
         self._prepared: dict[str, TilePlan] = {}
         self._tiles(str(decision.route))
 
@@ -105,8 +111,14 @@ class Plan:
             tree_bias: for a request with layout "tree".
 
         Raises:
-            InputError: an array is not what was planned for; nothing was launched.
+            InputError: an array is not what was planned for, or a graph is being captured and the plan's launches
+                would not stay right as the context grows; nothing was launched.
         """
+        if self.device.capturing and not self._fixed:
+            raise InputError(
+                f"{self.device.name} is capturing a graph, and this plan's request has capturing="
+                f"{self.decision.request.capturing}: its launches follow the live context. Plan it with capturing=True"
+            )
         known: npt.NDArray[Any] | None = None
         if isinstance(positions, np.ndarray):
             known = positions
@@ -139,7 +151,14 @@ class Plan:
     def _tiles(self, name: str) -> TilePlan:
         if name not in self._prepared:
             variant = route_named(name).variant(self.decision.request)
-            self._prepared[name] = TilePlan(variant, self.device, self.shape, self.max_ctx, block_cols=self._block_cols)
+            self._prepared[name] = TilePlan(
+                variant,
+                self.device,
+                self.shape,
+                self.max_ctx,
+                block_cols=self._block_cols,
+                partials_rows=self._partials_rows,
+            )
         return self._prepared[name]
 
     def _checked(self, positions: npt.NDArray[Any] | None) -> str:
@@ -160,8 +179,9 @@ def _multirow_refusal(
     group: int, device: Device, shape: VerifyShape, positions: npt.NDArray[Any] | None, captured: bool
 ) -> str | None:
     """Why the multi-row launcher will not run on these arrays, or None."""
-    if evidence.find(device.arch.name, f"rows{group}", shape.head_dim) is None:
-        return f"no evidence for {device.arch.name}"
+    record = evidence.find(device.arch.name, f"rows{group}", shape.head_dim)
+    if record is None or not record.verdict.admitted or evidence.status(record) == "stale":
+        return f"no evidence for {device.arch.name} holds"
     if captured:
         return "its grid follows the live context, which a captured launch cannot"
     if shape.head_dim not in (128, 256):

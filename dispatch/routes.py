@@ -14,7 +14,8 @@ from ..family import Variant
 from ..kernels import families
 from . import checks
 from .checks import Check, Predicate
-from .policy import MIN_CTX_VARIABLE, Policy
+from .policy import MIN_CTX_DEFAULT, MIN_CTX_VARIABLE, Policy
+from .record import Evidence
 from .request import AttendRequest
 
 
@@ -28,8 +29,10 @@ class Route:
         family: the kernel family it runs.
         variant: the variant for a request that meets the predicates.
         predicates: all of them are evaluated, also after one has failed.
-        policy_checks: predicates that the environment can narrow.
+        policy_checks: predicates that the environment can narrow, from the request, the switches and the record of
+            evidence that opens the route, if there is one.
         needs_evidence: the route opens only where a record for the exact arch says so.
+        timed_rows: query rows at which `hfk qualify` times the route.
     """
 
     name: str
@@ -37,8 +40,9 @@ class Route:
     family: str
     variant: Callable[[AttendRequest], Variant]
     predicates: tuple[Predicate, ...]
-    policy_checks: Callable[[AttendRequest, Policy], tuple[Check, ...]] = lambda request, policy: ()
+    policy_checks: Callable[[AttendRequest, Policy, Evidence | None], tuple[Check, ...]] = lambda r, policy, record: ()
     needs_evidence: bool = False
+    timed_rows: tuple[int, ...] = ()
 
 
 _VERIFY = (
@@ -49,10 +53,18 @@ _VERIFY = (
 )
 
 
-def _above_min_ctx(r: AttendRequest, policy: Policy) -> tuple[Check, ...]:
-    """The multi-row kernels pay off from some context on; below it the established route is faster."""
-    minimum = policy.multirow_min_ctx
-    required = f"above {minimum} ({MIN_CTX_VARIABLE})" if minimum else f"routes disabled by {MIN_CTX_VARIABLE}=0"
+def _above_min_ctx(r: AttendRequest, policy: Policy, record: Evidence | None) -> tuple[Check, ...]:
+    """The multi-row kernels pay off from some context on; below it the established route is faster.
+
+    A measured crossover takes the place of the default; the environment can only raise either.
+    """
+    asked = policy.multirow_min_ctx
+    minimum, source = MIN_CTX_DEFAULT, f"the default of {MIN_CTX_VARIABLE}"
+    if record and record.crossover:
+        minimum, source = record.crossover.ctx, "measured crossover"
+    if asked is not None and (asked == 0 or asked > minimum):
+        minimum, source = asked, MIN_CTX_VARIABLE
+    required = f"above {minimum} ({source})" if minimum else f"routes disabled by {MIN_CTX_VARIABLE}=0"
     seen = r.logical_ctx
     ok = minimum > 0 and isinstance(seen, int) and not isinstance(seen, bool) and seen > minimum
     return (Check("logical_ctx", seen, required, ok),)
@@ -75,6 +87,7 @@ def _multirow(rows: int) -> Route:
         ),
         policy_checks=_above_min_ctx,
         needs_evidence=True,
+        timed_rows={4: (4, 7), 8: (8, 16)}[rows],
     )
 
 

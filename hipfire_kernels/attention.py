@@ -21,7 +21,7 @@ from .layout import MAX_HEAD_DIM, Q8_BLOCK, Q8_BYTES, Q8_MAX, kv_cache_shape, pa
 from .runtime import Device, Launch, View
 
 PARTIALS_ROWS = 16
-"""Query rows whose partials are held at once; more rows go in sub-batches. One speculative block of 16 in one go."""
+"""Query rows whose partials are held at once by default: one speculative block of 16 in one go."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,7 @@ class TilePlan:
         shape: of every call.
         max_ctx: keys that the workspace covers.
         block_cols: columns of the tree bias, for a variant with mask="tree".
+        partials_rows: query rows whose partials the workspace holds; more rows go in sub-batches.
         partials: the workspace, float32 `partials_shape(n, ...)` for any n; allocated when None.
     """
 
@@ -113,11 +114,12 @@ class TilePlan:
         max_ctx: int,
         *,
         block_cols: int = 0,
+        partials_rows: int = PARTIALS_ROWS,
         partials: Any = None,
     ) -> None:
         self.device, self.shape = device, shape
         self.mask = dict(variant.params).get("mask", "causal")
-        wanted = partials_shape(min(shape.rows, PARTIALS_ROWS), shape.n_heads, tiles(max_ctx), shape.head_dim)
+        wanted = partials_shape(min(shape.rows, partials_rows), shape.n_heads, tiles(max_ctx), shape.head_dim)
         self.partials = device.empty(wanted, np.float32) if partials is None else partials
         held = device.view("partials", self.partials)
         if held.dtype != "f32" or held.shape[1:] != wanted[1:] or not held.shape[0]:

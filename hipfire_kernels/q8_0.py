@@ -66,3 +66,15 @@ def dequantize_q8_0(blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
     scales = np.ascontiguousarray(blocks[..., :2]).view("<f2").astype(np.float32)
     codes = np.ascontiguousarray(blocks[..., 2:]).view(np.int8).astype(np.float32)
     return (scales * codes).reshape(*blocks.shape[:-2], blocks.shape[-2] * Q8_BLOCK)
+
+
+def random_q8_0(rng: np.random.Generator, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    """Q8_0 blocks with every code and scales around 0.01: values of standard deviation 0.7.
+
+    Args:
+        shape: [..., n // 32, 34].
+    """
+    blocks = rng.integers(0, 256, shape, np.uint8)
+    scales = rng.uniform(0.005, 0.015, blocks.shape[:-1]).astype("<f2")
+    blocks[..., :2] = scales[..., None].view(np.uint8)
+    return blocks

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
+import secrets
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from .errors import InputError
 
@@ -36,6 +38,23 @@ def cache_root() -> Path:
     return path
 
 
+def evidence_root() -> Path:
+    """Where the user's evidence lies: `HIPFIRE_EVIDENCE_DIR`, else in the user's config folder. Nothing is created.
+
+    Raises:
+        InputError: the variable is unset and the user has no home folder.
+    """
+    named = os.environ.get("HIPFIRE_EVIDENCE_DIR")
+    if named:
+        return Path(named).expanduser().absolute()
+    import platformdirs
+
+    path = platformdirs.user_config_path("hipfire-kernels") / "evidence"
+    if not path.is_absolute():
+        raise InputError(f"no home folder is known (config path {path}); set HIPFIRE_EVIDENCE_DIR to a folder")
+    return path
+
+
 def make_private(path: Path, root: Path) -> None:
     """Create `root` and `path` below it, open to the user alone (0700). Folders that exist keep their mode.
 
@@ -47,15 +66,29 @@ def make_private(path: Path, root: Path) -> None:
 
 
 def publish(path: Path, data: bytes) -> None:
-    """Write a file so that a reader sees the old one, or the whole new one, also after a power cut.
+    """Write a file of the user's own (0600) so that a reader sees the old one, or the whole new one.
 
     Raises:
         OSError: nothing was changed.
     """
-    handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=path.parent)
+    with replacing(path, mode=0o600) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """A file to write that becomes `path` when the block ends, whole, also after a power cut; not if it raises.
+
+    Args:
+        mode: its permissions, less the umask.
+
+    Raises:
+        OSError: nothing was changed.
+    """
+    temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(8)}"
     try:
-        with open(handle, "wb") as file:
-            file.write(data)
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -1,23 +1,25 @@
-"""Timing on a device: interleaved, cold L2, by events.
+"""Timing on a device: paired and interleaved, on a GPU by events with a cold L2, on the host by the clock.
 
 Every round times each call once, in an order that alternates forward and backward, so that a drift of the clocks
-falls on all alike. Before each timed call a buffer of many times the L2 is read: the call finds nothing of its own
-there, and the device is busy while the host queues the call, so that no host time lies between the two events.
+falls on all alike. On a GPU, before each timed call a buffer of many times the L2 is read: the call finds nothing of
+its own there, and the device is busy while the host queues the call, so that no host time lies between the events.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from ..binding import bind, prepare
-from ..family import KernelFamily, Scalar, Tensor, Tolerance
-from ..runtime.arrays import DeviceArray
-from ..runtime.gpu import GpuDevice
+from .binding import bind, prepare
+from .family import KernelFamily, Scalar, Tensor, Tolerance
+from .runtime import Device
+from .runtime.arrays import DeviceArray
+from .runtime.gpu import GpuDevice
 
 READ = KernelFamily(
     name="bench_read",
@@ -69,8 +71,47 @@ def ratio(slow: Times, fast: Times) -> tuple[float, float, float]:
     return middle, low, high
 
 
+Calls = Mapping[str, Callable[[], Any]]
+
+
+class Timer(Protocol):
+    """Times calls on one device, in pairs that belong together: sample i of each call is from round i."""
+
+    def interleaved(self, calls: Calls, rounds: int = 30, warmup: int = 3) -> dict[str, Times]:
+        """Time each call `rounds` times, after `warmup` untimed ones."""
+
+
+def timer(device: Device) -> Timer:
+    """What times calls on a device."""
+    return Stopwatch(device) if isinstance(device, GpuDevice) else HostTimer()
+
+
+def _orders(calls: Calls, rounds: int) -> Iterator[list[str]]:
+    """The order of each round: forward, backward, forward, ..."""
+    names = list(calls)
+    for index in range(rounds):
+        yield names[:: 1 if index % 2 == 0 else -1]
+
+
+class HostTimer:
+    """Times calls that are done when they return, by the clock."""
+
+    def interleaved(self, calls: Calls, rounds: int = 30, warmup: int = 3) -> dict[str, Times]:
+        """See `Timer.interleaved`."""
+        for call in calls.values():
+            for _ in range(warmup):
+                call()
+        samples: dict[str, list[float]] = {name: [] for name in calls}
+        for order in _orders(calls, rounds):
+            for name in order:
+                began = time.perf_counter()
+                calls[name]()
+                samples[name].append(1e6 * (time.perf_counter() - began))
+        return {name: Times(tuple(taken)) for name, taken in samples.items()}
+
+
 class Stopwatch:
-    """Times calls on one device."""
+    """Times calls on a GPU, by events."""
 
     FLUSH_BYTES = 512 << 20
     """Over eight times the L2 of an H200 (60 MB), and about 130 us there: twice what queuing a call takes."""
@@ -89,17 +130,14 @@ class Stopwatch:
         prepared = (prepare(bind(READ_ALL, views, quads=data.size // 4, blocks=self._blocks), self.device),)
         return lambda: self.device.launch(prepared)
 
-    def interleaved(
-        self, calls: Mapping[str, Callable[[], Any]], rounds: int = 30, warmup: int = 3
-    ) -> dict[str, Times]:
-        """Time each call `rounds` times."""
+    def interleaved(self, calls: Calls, rounds: int = 30, warmup: int = 3) -> dict[str, Times]:
+        """See `Timer.interleaved`."""
         for call in calls.values():
             for _ in range(warmup):
                 call()
         self.device.synchronize()
         marks: dict[str, list[tuple[Any, Any]]] = {name: [] for name in calls}
-        for index in range(rounds):
-            order = list(calls)[:: 1 if index % 2 == 0 else -1]
+        for order in _orders(calls, rounds):
             for name in order:
                 start, end = self.device.event(), self.device.event()
                 self._read_flush()

@@ -8,8 +8,9 @@ other implementations of the models.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -20,7 +21,13 @@ from ..runtime import Device
 from ..runtime import device as open_device
 from .layers import BLOCK_ROWS, Array
 
+if TYPE_CHECKING:
+    from ..dispatch import AttendRequest, Decision, Plan
+
 KV_FORMATS = ("q8_0", "f32")
+
+WEIGHTS = "f32"
+"""Format of the targets' weights: they are widened when they are loaded."""
 
 _PREFILL_ROWS = 128
 
@@ -73,6 +80,27 @@ class Attention(Protocol):
         """
 
 
+@dataclass
+class AttentionCounts:
+    """How the attention calls of one request went.
+
+    Attributes:
+        routes: route name -> calls that took it.
+        refused: "route: check" -> decisions in which that check kept the route from running.
+        graph: of verify blocks on a device: calls by mode (direct, warmup, capture, replay) and failed captures.
+    """
+
+    routes: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    graph: Counter[str] = field(default_factory=Counter)
+
+    def note(self, decision: Decision) -> None:
+        """Count what a decision refused."""
+        from ..dispatch.counters import refusals
+
+        self.refused.update(refusals(decision))
+
+
 @dataclass(frozen=True)
 class Block:
     """What every layer of one forward pass shares.
@@ -90,9 +118,9 @@ class Block:
     record: bool
 
 
-def make_attention(kv_format: str, device: Device, routes: Counter[str]) -> Attention:
-    """The attention for one request; every call adds the route it took to `routes`."""
-    return Float32Attention(routes) if kv_format == "f32" else Q8Attention(device, routes)
+def make_attention(kv_format: str, device: Device, counts: AttentionCounts) -> Attention:
+    """The attention for one request; its calls are counted in `counts`."""
+    return Float32Attention(counts.routes) if kv_format == "f32" else Q8Attention(device, counts)
 
 
 class Float32Attention:
@@ -162,15 +190,24 @@ def _product(a: Array, b: Array) -> Array:
 class Q8Attention:
     """The kernels of this library, on Q8_0 KV caches uint8 [capacity, n_kv_heads, head_dim // 32, 34].
 
-    The caches live on the device; queries, keys, values and outputs travel, since the rest of the model is numpy.
+    The caches live on the device; queries, keys, values and outputs travel, since the rest of the model is numpy. On a
+    device with graphs, and where the policy wants it, the attention of a verify block is captured per layer and
+    replayed; longer ones, of a prefill, run directly, and so do those for which a faster route is admitted that no
+    graph can hold.
     """
 
-    def __init__(self, device: Device, routes: Counter[str]) -> None:
-        self._device = device
-        self._routes = routes
+    def __init__(self, device: Device, counts: AttentionCounts) -> None:
+        from ..dispatch import VerifyGraph
 
-    def _count(self, decision: Any) -> None:
-        self._routes[decision.route] += 1
+        self._device = device
+        self._counts = counts
+        self._graph = VerifyGraph(device, WEIGHTS)
+        counts.graph = self._graph.counts
+        self._block: _FixedBlock | None = None
+
+    def _count(self, decision: Decision) -> None:
+        self._counts.note(decision)
+        self._counts.routes[str(decision.route)] += 1
 
     def cache(self, n_kv_heads: int, head_dim: int) -> KVCache:
         if head_dim % Q8_BLOCK:
@@ -188,11 +225,59 @@ class Q8Attention:
         kv_write(on.to_device(k), on.to_device(v), cache.k, cache.v, positions, device=on)
 
     def attend(self, cache: KVCache, q: Array, positions: NDArray[np.int32]) -> Array:
+        on = self._device
+        if len(q) > BLOCK_ROWS:
+            return on.to_host(self._directly(cache, q, positions)[0])
+        if self._graph.active and self._is_faster_directly(cache, q, positions):
+            self._graph.counts["direct"] += 1
+            return on.to_host(self._directly(cache, q, positions)[0])
+        block = self._filled_block(cache, q, positions) if self._graph.active else None
+        out = block.out if block else None
+
+        def step(stream: Any) -> str:
+            nonlocal out
+            if block is not None and stream is not None:
+                return block.launch(cache, stream)
+            out, route = self._directly(cache, q, positions)
+            return route
+
+        route = self._graph.run(cache, block.key(cache) if block else None, step)
+        if self._graph.mode != "direct":  # direct calls count themselves
+            self._counts.routes[route] += 1
+        return on.to_host(out)
+
+    def _is_faster_directly(self, cache: KVCache, q: Array, positions: NDArray[np.int32]) -> bool:
+        """Whether a route that a graph cannot hold is admitted, and the graph is not insisted on.
+
+        What a graph saves is a few launches; such a route has evidence of being faster by more than that.
+        """
+        from ..dispatch import admit, policy
+
+        if policy.current().verify_graph:
+            return False
+        request = _verify_request(self._device, cache, q, int(positions[-1]) + 1, capturing=False)
+        return admit(request).fallback is not None
+
+    def _directly(self, cache: KVCache, q: Array, positions: NDArray[np.int32]) -> tuple[Any, str]:
         from ..dispatch import attend
 
+        routes: list[str] = []
+
+        def decided(decision: Decision) -> None:
+            self._count(decision)
+            routes.append(str(decision.route))
+
         on = self._device
-        out = attend(on.to_device(q), cache.k, cache.v, positions, device=on, on_decision=self._count)
-        return on.to_host(out)
+        out = attend(on.to_device(q), cache.k, cache.v, positions, device=on, on_decision=decided)
+        return out, routes[0]
+
+    def _filled_block(self, cache: KVCache, q: Array, positions: NDArray[np.int32]) -> _FixedBlock:
+        """The arrays that a captured attention reads, with this block's values. A new shape or capacity: new ones."""
+        if self._block is None or not self._block.fits(cache, q):
+            self._block = _FixedBlock(self._device, cache, q)
+            self._counts.note(self._block.plan.decision)
+        self._block.fill(q, positions)
+        return self._block
 
     def draft(self, q: Array, k: Array, v: Array, *, window: int, causal: bool) -> Array:
         from ..dispatch import draft_attend
@@ -201,3 +286,59 @@ class Q8Attention:
         query, keys, values = (on.to_device(np.ascontiguousarray(x)) for x in (q, k, v))
         out = draft_attend(query, keys, values, window=window, causal=causal, device=on, on_decision=self._count)
         return on.to_host(out)
+
+
+def _verify_request(device: Device, cache: KVCache, q: Array, ctx: int, *, capturing: bool) -> AttendRequest:
+    """A block of consecutive rows against a cache."""
+    from ..dispatch import AttendRequest
+
+    return AttendRequest(
+        arch=device.arch.name,
+        kv_format="q8_0",
+        head_dim=q.shape[2],
+        n_heads=q.shape[1],
+        n_kv_heads=cache.k.shape[1],
+        rows=len(q),
+        logical_ctx=ctx,
+        layout="chain",
+        capturing=capturing,
+        recording=False,
+    )
+
+
+class _FixedBlock:
+    """Device arrays and a plan for verify blocks of one shape, at one capacity of the caches; for all layers.
+
+    A captured launch knows addresses, so what changes from block to block is written into the same arrays. One plan,
+    and so one workspace, serves all layers: they run one behind the other.
+    """
+
+    def __init__(self, device: Device, cache: KVCache, q: Array) -> None:
+        from ..dispatch import plan
+
+        self._device: Any = device  # one with graphs, which can be written to
+        self.q = device.empty(q.shape, np.float32)
+        self.positions = device.empty(q.shape[:1], np.int32)
+        self.out = device.empty(q.shape, np.float32)
+        self._capacity = cache.k.shape[0]
+        self.plan: Plan = plan(_verify_request(device, cache, q, self._capacity, capturing=True), device)
+
+    def fits(self, cache: KVCache, q: Array) -> bool:
+        """Whether a block of this shape, on this cache, can use the arrays."""
+        return bool(self.q.shape == q.shape and self._capacity == cache.k.shape[0])
+
+    def fill(self, q: Array, positions: NDArray[np.int32]) -> None:
+        """Bring a block's values to the device."""
+        self._device.write(self.q, np.ascontiguousarray(q))
+        self._device.write(self.positions, positions)
+
+    def key(self, cache: KVCache) -> Hashable:
+        """What a graph of `launch` depends on."""
+        from ..dispatch import graph_key
+
+        arrays = {"q": self.q, "k": cache.k, "v": cache.v, "positions": self.positions, "out": self.out}
+        return graph_key(self._device, **arrays)
+
+    def launch(self, cache: KVCache, stream: Any) -> str:
+        """Attend on a stream; the route that ran."""
+        return self.plan.run(self.q, cache.k, cache.v, self.positions, self.out, stream=stream)

@@ -1,77 +1,45 @@
-"""Reading safetensors checkpoints: memory-mapped, one file or shards, all checked before anything is read.
+"""Reading checkpoints: a folder of safetensors, one file or shards, or a .hfq container; memory-mapped, dequantised.
 
-The format: a little-endian u64 header length, a JSON header {name: {dtype, shape, data_offsets}}, the data.
-The same rules as the format's own reader: the tensors tile the data section with no gap and no overlap.
+Everything is checked before anything is read. The safetensors format: a little-endian u64 header length, a JSON
+header {name: {dtype, shape, data_offsets}}, the data. The same rules as the format's own reader: the tensors tile
+the data section with no gap and no overlap.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import mmap
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..errors import CheckpointError
+from .hfq import arch_name, read_container
+from .jsonfile import json_object, listed, read_json
 from .layers import Array
+from .tensors import BF16, F16, F32, TensorEntry
 
 _HEADER_LIMIT = 100 << 20
-_ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
+_DTYPES = {dtype.name: dtype for dtype in (BF16, F16, F32)}
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 
 
-@dataclass(frozen=True)
-class TensorEntry:
-    """Where one tensor lies: its file, the byte range inside that file, and how to read it."""
-
-    file: Path
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file.
+def read_config(path: Path, arch_id: int) -> tuple[dict[str, Any], str]:
+    """What config.json says, from a folder or from a container of this arch_id, and where it stands, for messages.
 
     Raises:
-        CheckpointError: the file is absent, is not JSON, or holds no object.
+        CheckpointError: it is absent or no JSON object, or the container is of another architecture.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error}); a checkpoint folder must hold it") from error
-    return _json_object(text, str(path))
-
-
-def _json_object(text: str, where: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text, object_pairs_hook=lambda pairs: _unique(pairs, where))
-    except ValueError as error:
-        raise CheckpointError(f"{where}: not valid JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{where}: holds a JSON {type(value).__name__}, an object is required")
-    return value
-
-
-def _unique(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise CheckpointError(f"{where}: {_listed(twice)} listed twice")
-    return result
-
-
-def _listed(names: list[str], limit: int = 8) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(repr(name) for name in names[:limit]) + more
+    if not path.is_file():
+        return read_json(path / "config.json"), str(path / "config.json")
+    container = read_container(path)
+    if container.arch_id != arch_id:
+        raise CheckpointError(f"{path}: arch_id is {arch_name(container.arch_id)}, required here: {arch_name(arch_id)}")
+    config = container.metadata.get("config")
+    if not isinstance(config, dict):
+        raise CheckpointError(f"metadata of {path}: config is {config!r}; it must be the object of config.json")
+    return config, f"config in {path}"
 
 
 def _scan_file(path: Path) -> dict[str, TensorEntry]:
@@ -90,7 +58,7 @@ def _scan_file(path: Path) -> dict[str, TensorEntry]:
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error})") from error
     try:
-        header = _json_object(raw.decode("utf-8"), f"header of {path}")
+        header = json_object(raw.decode("utf-8"), f"header of {path}")
     except UnicodeDecodeError as error:
         raise CheckpointError(f"header of {path}: not UTF-8 ({error})") from error
     header.pop("__metadata__", None)
@@ -106,16 +74,17 @@ def _entry(path: Path, name: str, value: Any, base: int) -> TensorEntry:
         numbers = [*shape, begin, end]
     except (TypeError, KeyError, ValueError) as error:
         raise CheckpointError(f"{where}: header entry {value!r} needs dtype, shape and data_offsets") from error
-    if dtype not in _ITEM_BYTES:
-        raise CheckpointError(f"{where}: dtype {dtype!r} is not readable, {', '.join(_ITEM_BYTES)} are")
+    if dtype not in _DTYPES:
+        raise CheckpointError(f"{where}: dtype {dtype!r} is not readable, {', '.join(_DTYPES)} are")
     if any(type(number) is not int or number < 0 for number in numbers):
         raise CheckpointError(f"{where}: shape {shape!r} and offsets [{begin!r}, {end!r}] must be whole numbers")
-    if end - begin != math.prod(shape) * _ITEM_BYTES[dtype]:
+    stored = _DTYPES[dtype]
+    if end - begin != stored.size(tuple(shape)):
         raise CheckpointError(
             f"{where}: offsets [{begin}, {end}] span {end - begin} bytes, {dtype} {shape} "
-            f"needs {math.prod(shape) * _ITEM_BYTES[dtype]}"
+            f"needs {stored.size(tuple(shape))}"
         )
-    return TensorEntry(path, dtype, tuple(shape), base + begin, base + end)
+    return TensorEntry(name, path, stored, tuple(shape), base + begin, base + end)
 
 
 def _check_tiling(path: Path, entries: Mapping[str, TensorEntry], base: int, size: int) -> None:
@@ -151,67 +120,71 @@ def _scan_folder(folder: Path) -> dict[str, TensorEntry]:
         mapped = {name for name, file in weight_map.items() if file == shard}
         if found.keys() != mapped:
             odd = sorted(found.keys() ^ mapped)
-            raise CheckpointError(f"{folder / shard}: does not hold what {_INDEX} maps to it: {_listed(odd)}")
+            raise CheckpointError(f"{folder / shard}: does not hold what {_INDEX} maps to it: {listed(odd)}")
         entries.update(found)
     return entries
 
 
 class Checkpoint:
-    """The tensors of one checkpoint folder, under canonical names.
+    """The tensors of one checkpoint, under canonical names.
 
     Args:
-        folder: the checkpoint folder.
+        path: the checkpoint folder, or the container.
         expected: canonical name -> shape of every tensor that the model has.
         rename: stored name -> canonical name, or None for a tensor that is skipped by rule.
+
+    Attributes:
+        entries: canonical name -> where the tensor lies.
+        skipped: stored names of the tensors that are skipped by rule.
 
     Raises:
         CheckpointError: unreadable files, or a set of tensors that is not exactly `expected`.
     """
 
     def __init__(
-        self, folder: Path, expected: Mapping[str, tuple[int, ...]], rename: Callable[[str], str | None]
+        self, path: Path, expected: Mapping[str, tuple[int, ...]], rename: Callable[[str], str | None]
     ) -> None:
-        self._entries: dict[str, TensorEntry] = {}
+        self.entries: dict[str, TensorEntry] = {}
+        self.skipped: list[str] = []
         self._maps: dict[Path, mmap.mmap] = {}
-        for stored, entry in _scan_folder(folder).items():
+        found = read_container(path).tensors if path.is_file() else _scan_folder(path)
+        for stored, entry in found.items():
             name = rename(stored)
-            if name in self._entries:
-                raise CheckpointError(f"{folder}: more than one tensor stands for {name!r} (prefixes differ)")
-            if name is not None:
-                self._entries[name] = entry
-        self._check(folder, expected)
+            if name is None:
+                self.skipped.append(stored)
+            elif name in self.entries:
+                raise CheckpointError(f"{path}: more than one tensor stands for {name!r} (prefixes differ)")
+            else:
+                self.entries[name] = entry
+        self._check(path, expected)
 
-    def _check(self, folder: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
+    def _check(self, path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
         faults = []
-        if missing := [name for name in expected if name not in self._entries]:
-            faults.append(f"missing {_listed(missing)}")
-        if extra := [name for name in self._entries if name not in expected]:
-            faults.append(f"extra {_listed(extra)}")
+        if missing := [name for name in expected if name not in self.entries]:
+            faults.append(f"missing {listed(missing)}")
+        if extra := [name for name in self.entries if name not in expected]:
+            faults.append(f"extra {listed(extra)}")
         wrong = [
             f"{name} {entry.shape} (config.json needs {expected[name]})"
-            for name, entry in self._entries.items()
+            for name, entry in self.entries.items()
             if name in expected and entry.shape != expected[name]
         ]
         if wrong:
-            faults.append(f"wrong shape: {_listed(wrong)}")
+            faults.append(f"wrong shape: {listed(wrong)}")
         if faults:
-            raise CheckpointError(
-                f"{folder}: the tensors are not those that config.json describes; " + "; ".join(faults)
-            )
+            raise CheckpointError(f"{path}: the tensors are not those that config.json describes; " + "; ".join(faults))
 
     def read(self, name: str) -> Array:
-        """One tensor as a new float32 array, C-contiguous."""
-        entry = self._entries[name]
+        """One tensor as a new float32 array, C-contiguous.
+
+        Raises:
+            CheckpointError: a value of it is not finite.
+        """
+        entry = self.entries[name]
         if entry.file not in self._maps:
             with entry.file.open("rb") as file:
                 self._maps[entry.file] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        raw = memoryview(self._maps[entry.file])[entry.begin : entry.end]
-        if entry.dtype == "BF16":
-            # bfloat16 is the upper half of a float32.
-            values = (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)
-        else:
-            values = np.frombuffer(raw, "<f2" if entry.dtype == "F16" else "<f4").astype(np.float32)
-        return values.reshape(entry.shape)
+        return entry.decode(memoryview(self._maps[entry.file])[entry.begin : entry.end])
 
 
 _TEXT_PREFIX = re.compile(r"^model\.(language_model\.)?(?=embed_tokens\.|layers\.|norm\.)")

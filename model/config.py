@@ -1,4 +1,4 @@
-"""What config.json says about a target and a draft, in both spellings, checked while it is read."""
+"""What config.json, or the copy of it in a container, says about a target and a draft, checked while it is read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
-from .checkpoint import read_json
+from .checkpoint import read_config
+from .hfq import DRAFT, TARGET, read_container
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class TargetConfig:
     """A Qwen3.5 dense text model.
 
     Attributes:
-        source: the checkpoint folder, for messages.
+        source: the checkpoint folder or container, for messages.
         full_attention: per layer, True for softmax attention and False for Gated DeltaNet.
         rotary_dim: leading dimensions of a head that RoPE turns.
         max_positions: capacity in tokens.
@@ -69,7 +70,7 @@ class DraftConfig:
     """A DFlash draft.
 
     Attributes:
-        source: the checkpoint folder, for messages.
+        source: the checkpoint folder or container, for messages.
         windows: per layer, the sliding window in keys; 0 for full attention.
         causal: per layer, whether a block row sees only itself and what is before it.
         block_size: rows of a draft block: the anchor and block_size - 1 proposals.
@@ -165,17 +166,17 @@ def _ids(value: Any) -> tuple[int, ...] | None:
     return tuple(items) if all(type(item) is int and item >= 0 for item in items) else None
 
 
-def read_target_config(folder: Path) -> TargetConfig:
-    """Parse config.json of a target: the text model's own, or the multimodal wrapper's with a text_config.
+def read_target_config(path: Path) -> TargetConfig:
+    """Parse the config of a target: the text model's own, or the multimodal wrapper's with a text_config.
 
     Raises:
         CheckpointError: a required key is missing or illegal, or the file describes another architecture.
     """
-    top = read_json(folder / "config.json")
+    top, where = read_config(path, TARGET)
     text = top.get("text_config", top)
     if not isinstance(text, dict):
-        raise CheckpointError(f"{folder / 'config.json'}: text_config must be an object, not {text!r}")
-    reader = _Reader(text, str(folder / "config.json"))
+        raise CheckpointError(f"{where}: text_config must be an object, not {text!r}")
+    reader = _Reader(text, where)
     if text.get("model_type") not in ("qwen3_5_text", "qwen3_5"):
         raise reader.fail("model_type", "'qwen3_5_text' (a Qwen3.5 dense text model)")
     reader.only("attn_output_gate", (True,))
@@ -189,7 +190,7 @@ def read_target_config(folder: Path) -> TargetConfig:
     if eos is None:
         raise reader.fail("eos_token_id", "a token id, a list of them, or null")
     return TargetConfig(
-        source=str(folder),
+        source=str(path),
         vocab_size=reader.count("vocab_size"),
         hidden_size=reader.count("hidden_size"),
         intermediate_size=reader.count("intermediate_size"),
@@ -238,8 +239,8 @@ _DFLASH_NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
-def read_draft_config(folder: Path) -> DraftConfig:
-    """Parse config.json of a DFlash draft.
+def read_draft_config(path: Path) -> DraftConfig:
+    """Parse the config of a DFlash draft.
 
     block_size, mask_token_id and target_layer_ids stand at top level or in dflash_config. A setting that the
     draft here does not implement is refused by name.
@@ -247,12 +248,12 @@ def read_draft_config(folder: Path) -> DraftConfig:
     Raises:
         CheckpointError: a required key is missing or illegal, or a setting is not implemented.
     """
-    top = read_json(folder / "config.json")
-    reader = _Reader(top, str(folder / "config.json"))
+    top, where = read_config(path, DRAFT)
+    reader = _Reader(top, where)
     dflash = top.get("dflash_config", {})
     if not isinstance(dflash, dict):
         raise reader.fail("dflash_config", "an object")
-    inner = _Reader({**top, **dflash}, f"{folder / 'config.json'} (top level or dflash_config)")
+    inner = _Reader({**top, **dflash}, f"{where} (top level or dflash_config)")
     for key in sorted(dflash.keys() - _DFLASH_READ):
         if key not in _DFLASH_NEUTRAL:
             raise CheckpointError(f"{inner.where}: {key} is set; that kind of draft is not implemented")
@@ -266,8 +267,8 @@ def read_draft_config(folder: Path) -> DraftConfig:
     mask = inner.count("mask_token_id", least=0)
     if mask >= vocab:
         raise inner.fail("mask_token_id", f"a token id below vocab_size ({vocab})")
-    return DraftConfig(
-        source=str(folder),
+    config = DraftConfig(
+        source=str(path),
         vocab_size=vocab,
         hidden_size=reader.count("hidden_size"),
         intermediate_size=reader.count("intermediate_size"),
@@ -281,6 +282,31 @@ def read_draft_config(folder: Path) -> DraftConfig:
         target_layer_ids=taps,
         num_target_layers=reader.count("num_target_layers") if "num_target_layers" in top else None,
     )
+    _check_dflash(path, config)
+    return config
+
+
+def dflash_metadata(config: DraftConfig) -> dict[str, Any]:
+    """What a container of a draft says again beside its config."""
+    return {
+        "block_size": config.block_size,
+        "mask_token_id": config.mask_token_id,
+        "target_layer_ids": list(config.target_layer_ids),
+    }
+
+
+def _check_dflash(path: Path, config: DraftConfig) -> None:
+    """A container's dflash object must say what its config says."""
+    if not path.is_file():
+        return
+    said = read_container(path).metadata.get("dflash")
+    if not isinstance(said, dict):
+        raise CheckpointError(f"metadata of {path}: dflash is {said!r}; a draft must have the object")
+    for key, value in dflash_metadata(config).items():
+        if said.get(key) != value:
+            raise CheckpointError(
+                f"metadata of {path}: dflash has {key} {said.get(key)!r}, config has {value!r}; they must be equal"
+            )
 
 
 def _draft_masks(reader: _Reader, inner: _Reader) -> tuple[tuple[int, ...], tuple[bool, ...]]:

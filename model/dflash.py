@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..dispatch import policy
 from ..errors import CheckpointError
 from .attention import Attention, KVCache
 from .config import DraftConfig, TargetConfig
@@ -103,13 +104,22 @@ class DFlashDraft:
 
 
 class DFlashSession:
-    """The draft's side of one sequence: projected context keys and values, `length` positions of them."""
+    """The draft's side of one sequence: projected context keys and values, `length` positions of them.
+
+    Attributes:
+        max_context: keys of context up to which it is asked to propose; None for any number.
+    """
 
     def __init__(self, draft: DFlashDraft, target: Target, attention: Attention) -> None:
         self.length = 0
         self._draft = draft
         self._target = target
         self._attention = attention
+        switches = policy.current()
+        self._windows = tuple(_narrowed(layer.window, switches.draft_window) for layer in draft.layers)
+        # Attention without a window costs context times block; with one, the context no longer matters.
+        capped = bool(switches.draft_ctx_cap) and not any(self._windows)
+        self.max_context = switches.draft_ctx_cap if capped else None
         dims = draft.config.attention
         self._rope = Rope(dims.head_dim, draft.config.rope_theta)
         self._caches = [KVCache((dims.n_kv_heads, dims.head_dim), np.float32) for _ in draft.layers]
@@ -128,8 +138,8 @@ class DFlashSession:
         positions = np.arange(self.length, self.length + len(taps) + rows)
         table = self._rope.table(positions)
         x = self._target.embedding[[anchor] + [draft.config.mask_token_id] * (rows - 1)]
-        for layer, cache in zip(draft.layers, self._caches, strict=True):
-            x = x + self._attend(layer, cache, context, x, table)
+        for layer, window, cache in zip(draft.layers, self._windows, self._caches, strict=True):
+            x = x + self._attend(layer, window, cache, context, x, table)
             x = x + layer.mlp(rms_norm(x, layer.mlp_norm, draft.config.rms_norm_eps))
         # The block's own rows lie beyond the new length: the next call overwrites them.
         self.length += len(taps)
@@ -137,7 +147,9 @@ class DFlashSession:
         proposals: list[int] = self._target.head(hidden).argmax(axis=1).tolist()
         return proposals
 
-    def _attend(self, layer: DraftLayer, cache: KVCache, context: Array, x: Array, table: tuple[Array, Array]) -> Array:
+    def _attend(
+        self, layer: DraftLayer, window: int, cache: KVCache, context: Array, x: Array, table: tuple[Array, Array]
+    ) -> Array:
         config = self._draft.config
         dims, eps, rows = config.attention, config.rms_norm_eps, len(x)
         hidden = rms_norm(x, layer.attention_norm, eps)
@@ -149,5 +161,12 @@ class DFlashSession:
         cache.v[self.length : end] = kv[:, dims.n_kv_heads :]
         q = project_rows(hidden, layer.q_proj).reshape(rows, dims.n_heads, dims.head_dim)
         q = self._rope(rms_norm(q, layer.q_norm, eps), (table[0][-rows:], table[1][-rows:]))
-        out = self._attention.draft(q, cache.k[:end], cache.v[:end], window=layer.window, causal=layer.causal)
+        out = self._attention.draft(q, cache.k[:end], cache.v[:end], window=window, causal=layer.causal)
         return project_rows(out.reshape(rows, -1), layer.o_proj)
+
+
+def _narrowed(declared: int, asked: int | None) -> int:
+    """The window of a layer that declares one (0: none), under `HIPFIRE_DFLASH_WINDOW`."""
+    if not asked:
+        return declared if asked is None else 0
+    return min(declared or asked, asked)

@@ -102,7 +102,7 @@ class Engine:
         request = Request(prompt, max_new_tokens, frozenset(stop_ids), self._block_size(block_size))
         draft = self.draft if request.block_size > 1 else None
         result = GenerationResult()
-        attention = make_attention(self.kv_format, self._device, result.routes)
+        attention = make_attention(self.kv_format, self._device, result.attention)
         return Generation(self.target, draft, request, attention, result)
 
     def _block_size(self, asked: int | None) -> int:

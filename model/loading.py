@@ -1,4 +1,4 @@
-"""From a checkpoint folder to a model: which tensors there must be, and where each of them goes."""
+"""From a checkpoint to a model: which tensors there must be, and where each of them goes."""
 
 from __future__ import annotations
 
@@ -18,17 +18,14 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def load_target(path: str | PathLike[str]) -> Target:
-    """Load a Qwen3.5 target from a Hugging Face checkpoint folder: config.json and safetensors, also sharded.
+    """Load a Qwen3.5 target: a Hugging Face checkpoint folder (config.json, safetensors), or a .hfq container.
 
-    bf16, f16 and f32 tensors become float32. Vision and multi-token-prediction tensors are skipped.
+    Every format becomes float32. Vision and multi-token-prediction tensors are skipped.
 
     Raises:
-        CheckpointError: the folder is not exactly a Qwen3.5 dense text model; the message names what is
-            wrong.
+        CheckpointError: it is not exactly a Qwen3.5 dense text model; the message names what is wrong.
     """
-    folder = Path(path)
-    config = read_target_config(folder)
-    tensors = Checkpoint(folder, _target_shapes(config), target_name)
+    config, tensors = open_target(Path(path))
     embedding = tensors.read("embed_tokens.weight")
     return Target(
         config=config,
@@ -40,14 +37,12 @@ def load_target(path: str | PathLike[str]) -> Target:
 
 
 def load_draft(path: str | PathLike[str]) -> DFlashDraft:
-    """Load a DFlash draft from its checkpoint folder.
+    """Load a DFlash draft from its checkpoint folder, or from a .hfq container.
 
     Raises:
-        CheckpointError: the folder is not exactly a DFlash draft; the message names what is wrong.
+        CheckpointError: it is not exactly a DFlash draft; the message names what is wrong.
     """
-    folder = Path(path)
-    config = read_draft_config(folder)
-    tensors = Checkpoint(folder, _draft_shapes(config), lambda stored: stored)
+    config, tensors = open_draft(Path(path))
     return DFlashDraft(
         config=config,
         layers=tuple(_draft_layer(config, tensors, i) for i in range(len(config.windows))),
@@ -55,6 +50,26 @@ def load_draft(path: str | PathLike[str]) -> DFlashDraft:
         context_norm=tensors.read("hidden_norm.weight"),
         norm=tensors.read("norm.weight"),
     )
+
+
+def open_target(path: Path) -> tuple[TargetConfig, Checkpoint]:
+    """The config of a target and its tensors, of which none is read yet.
+
+    Raises:
+        CheckpointError: as `load_target`.
+    """
+    config = read_target_config(path)
+    return config, Checkpoint(path, _target_shapes(config), target_name)
+
+
+def open_draft(path: Path) -> tuple[DraftConfig, Checkpoint]:
+    """The config of a draft and its tensors, of which none is read yet.
+
+    Raises:
+        CheckpointError: as `load_draft`.
+    """
+    config = read_draft_config(path)
+    return config, Checkpoint(path, _draft_shapes(config), lambda stored: stored)
 
 
 def _layer_shapes(hidden: int, intermediate: int) -> Shapes:

@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from .attention import Attention
+from .attention import Attention, AttentionCounts
 from .config import TargetConfig
 from .layers import Array
 from .qwen35 import Target
@@ -25,6 +25,10 @@ _PREFILL_ROWS = 512
 
 class DraftSession(Protocol):
     """The proposer's side of one sequence."""
+
+    @property
+    def max_context(self) -> int | None:
+        """Keys of context up to which it is asked; None for any number."""
 
     def propose(self, anchor: int, taps: Array, rows: int) -> list[int]:
         """Proposals for the rows - 1 positions after the anchor, the last known token.
@@ -66,7 +70,8 @@ class GenerationResult:
         prefill_tokens: prompt tokens that the target processed.
         repair: how the state was repaired after a stop inside a block.
         replayed_tokens: tokens that this repair replayed.
-        routes: route name -> attention calls that took it.
+        capped_cycles: cycles without proposals because the context was beyond the draft's cap.
+        attention: how the attention calls went.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -77,7 +82,13 @@ class GenerationResult:
     prefill_tokens: int = 0
     repair: Literal["none", "replayed", "reset"] = "none"
     replayed_tokens: int = 0
-    routes: Counter[str] = field(default_factory=Counter)
+    capped_cycles: int = 0
+    attention: AttentionCounts = field(default_factory=AttentionCounts)
+
+    @property
+    def routes(self) -> Counter[str]:
+        """Route name -> attention calls that took it."""
+        return self.attention.routes
 
     @property
     def cycles(self) -> int:
@@ -148,7 +159,9 @@ class Generation(Iterator[list[int]]):
         left = self._request.max_new_tokens - len(self.result.tokens)
         anchor = self.result.tokens[-1]
         drafts: list[int] = []
-        if self._session is not None:
+        if self._session is not None and self._capped(self._session):
+            self.result.capped_cycles += 1
+        elif self._session is not None:
             drafts = self._session.propose(anchor, self._taps, min(self._request.block_size, left + 1))
         snapshot = self.state.snapshot() if drafts else None
         out = self._target.forward(
@@ -165,6 +178,10 @@ class Generation(Iterator[list[int]]):
         self.result.produced.append(len(emitted))
         self.result.accepted.append(min(agreed, len(emitted)))
         return emitted
+
+    def _capped(self, session: DraftSession) -> bool:
+        """Whether the context is beyond what the draft is asked at. It never shrinks, so this stays true."""
+        return session.max_context is not None and self.state.length > session.max_context
 
     def _emit(self, tokens: list[int]) -> list[int]:
         """Append `tokens` to the result up to the first stop token or the end of the budget."""

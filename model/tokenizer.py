@@ -7,30 +7,51 @@ from os import PathLike
 from pathlib import Path
 
 from ..errors import CheckpointError
+from .hfq import read_container
 
 _REPLACEMENT = "\ufffd"
 
 
-class Tokenizer:
-    """The tokenizer of a checkpoint folder.
-
-    Args:
-        path: the folder that holds tokenizer.json.
+def tokenizer_text(path: Path) -> str | None:
+    """The text of tokenizer.json, from a checkpoint folder or a container; None when it holds none.
 
     Raises:
-        CheckpointError: the file is absent or is not a tokenizer.
+        CheckpointError: it holds something else there, or cannot be read.
+    """
+    if path.is_file():
+        text = read_container(path).metadata.get("tokenizer")
+        if text is not None and not isinstance(text, str):
+            raise CheckpointError(f"metadata of {path}: tokenizer must be the text of tokenizer.json or null")
+        return text
+    file = path / "tokenizer.json"
+    if not file.is_file():
+        return None
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{file}: cannot be read ({error})") from error
+
+
+class Tokenizer:
+    """The tokenizer of a checkpoint.
+
+    Args:
+        path: the folder that holds tokenizer.json, or a container with its text.
+
+    Raises:
+        CheckpointError: it is absent or is not a tokenizer.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
         from tokenizers import Tokenizer as Backend
 
-        file = Path(path) / "tokenizer.json"
-        if not file.is_file():
-            raise CheckpointError(f"{file}: no such file; a checkpoint folder must hold it to work with text")
+        text = tokenizer_text(Path(path))
+        if text is None:
+            raise CheckpointError(f"{path}: holds no tokenizer.json; a checkpoint must, to work with text")
         try:
-            self._backend = Backend.from_file(str(file))
+            self._backend = Backend.from_str(text)
         except Exception as error:  # the library raises bare Exception
-            raise CheckpointError(f"{file}: not a tokenizer ({error})") from error
+            raise CheckpointError(f"tokenizer.json of {path}: not a tokenizer ({error})") from error
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, nothing added."""

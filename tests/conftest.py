@@ -15,10 +15,11 @@ from hipfire_kernels.runtime import Device, device
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """One cold artifact cache for the whole run, shared by all workers, instead of the user's."""
+    """One cold artifact cache for the whole run, shared by all workers, and no evidence, instead of the user's."""
     root = tmp_path_factory.getbasetemp()
     shared: Path = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
     os.environ["HIPFIRE_CACHE_DIR"] = str(shared / "hipfire-cache")
+    os.environ["HIPFIRE_EVIDENCE_DIR"] = str(shared / "no-evidence")
 
 
 @pytest.fixture(scope="session")

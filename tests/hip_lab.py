@@ -11,6 +11,7 @@ from hipfire_kernels import build, families
 from hipfire_kernels.archs import arch
 from hipfire_kernels.family import Variant
 from hipfire_kernels.resources import read_args, read_resources
+from hipfire_kernels.timing import READ
 from hipfire_kernels.toolchains.host import HostToolchain
 
 SOURCES = Path(__file__).parent / "hip_stub"
@@ -45,7 +46,7 @@ def variants() -> tuple[Variant, ...]:
 
 
 def install(root: Path, archs: Iterable[str]) -> None:
-    """Put the libraries under `root`/lib, and under `root`/kernels what they need to compile and run `variants()`.
+    """Put the libraries under `root`/lib, and under `root`/kernels what they need to build, run and time `variants()`.
 
     For each kernel: its source and an offline clang's code object of it per arch, which the hiprtc stub hands out; its
     host build, which the HIP stub runs; and the argument layout that the code object states.
@@ -55,7 +56,7 @@ def install(root: Path, archs: Iterable[str]) -> None:
         folder.mkdir(parents=True)
     (lib / "libamdhip64.so").write_bytes(compile_library("hip_stub"))
     (lib / "libhiprtc.so").write_bytes(compile_library("hiprtc_stub"))
-    for variant in variants():
+    for variant in (*variants(), READ.variant()):
         for name in archs:
             made = build(variant, name, "clang")
             (kernels / f"{variant.entry}.{name}.hip").write_text(made.source, encoding="utf-8")
@@ -88,6 +89,10 @@ class Stub:
     def fail(self, call: str, status: int, after: int = 0) -> None:
         """Of the calls of this function from now on, the one behind `after` others fails."""
         self._library.hip_stub_fail(call.encode(), after, status)
+
+    def cost(self, part: str, fixed_us: float, block_us: float) -> None:
+        """Kernels with `part` in their name take this long from now on; events show what kernels have taken."""
+        self._library.hip_stub_cost(part.encode(), ctypes.c_double(fixed_us), ctypes.c_double(block_us))
 
     def calls(self, call: str) -> int:
         """How often the function has been called."""

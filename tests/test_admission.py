@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hipfire_kernels import ARCHS, families
-from hipfire_kernels.dispatch import ROUTES, AttendRequest, admit, evidence
+from hipfire_kernels.dispatch import ROUTES, AttendRequest, admit, evidence, policy
 from hipfire_kernels.dispatch.routes import UNROUTED
 from hipfire_kernels.errors import InputError, NotAdmitted
 
@@ -124,15 +124,17 @@ def test_asking_for_a_route_that_is_not_admitted_lists_every_reason() -> None:
 @pytest.mark.parametrize(
     ("value", "route"), [("0", "tile_batched"), ("20675", "rows8"), ("20676", "tile_batched"), ("4096", "rows8")]
 )
-def test_the_minimum_context_narrows(value: str, route: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HIPFIRE_FA_PERTOKEN_MIN_CTX", value)
-    assert admit(verify()).route == route
+def test_the_minimum_context_narrows(value: str, route: str) -> None:
+    with policy.override({"HIPFIRE_FA_PERTOKEN_MIN_CTX": value}):
+        assert admit(verify()).route == route
 
 
 @pytest.mark.parametrize("value", ["abc", "", "-1", "4095", "4096.5"])
-def test_a_minimum_context_that_is_not_legal_is_an_error(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HIPFIRE_FA_PERTOKEN_MIN_CTX", value)
-    with pytest.raises(InputError, match=r"HIPFIRE_FA_PERTOKEN_MIN_CTX.*legal: 0"):
+def test_a_minimum_context_that_is_not_legal_is_an_error(value: str) -> None:
+    with (
+        policy.override({"HIPFIRE_FA_PERTOKEN_MIN_CTX": value}),
+        pytest.raises(InputError, match=r"HIPFIRE_FA_PERTOKEN_MIN_CTX.*legal: 0"),
+    ):
         admit(verify())
 
 
@@ -193,7 +195,7 @@ def test_what_is_unknown_never_admits(request: AttendRequest, field: str) -> Non
 
 
 def test_evidence_opens_an_arch_and_only_that_one() -> None:
-    record = dataclasses.replace(evidence.shipped()[0], arch="gfx1201", route="rows8", head_dims=(256,))
+    record = dataclasses.replace(evidence.find("gfx1100", "rows8", 256), arch="gfx1201")
     with evidence.using([record]):
         assert admit(verify(arch="gfx1201")).route == "rows8"
         assert admit(verify(arch="gfx1201", head_dim=128)).route == "tile_batched"

@@ -126,6 +126,52 @@ def test_a_row_that_sees_more_than_the_launch_covers_is_nan() -> None:
     assert worst_row(out, expected(call)) < 1e-5
 
 
+class Producer:
+    """A DLPack producer in host memory that is no numpy array."""
+
+    def __init__(self, array: np.ndarray[Any, Any], device_type: int = 1) -> None:
+        self._array, self._device_type = array, device_type
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._array.__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (self._device_type, 0)
+
+
+def test_dlpack_producers_in_host_memory_are_taken_without_a_copy() -> None:
+    call = arguments()
+    want = hk.attend(**call)
+    out = np.full_like(want, np.nan)
+    produced = {name: Producer(array) for name, array in {**call, "out": out}.items()}
+    assert isinstance(hk.attend(**produced), Producer)
+    assert np.array_equal(out, want)
+    with pytest.raises(InputError, match="k_cache has strides"):
+        hk.attend(**{**produced, "k_cache": Producer(call["k_cache"][::2])})
+    with pytest.raises(InputError, match="q has dtype float64"):
+        hk.attend(**{**produced, "q": Producer(call["q"].astype(np.float64))})
+    with pytest.raises(InputError, match="q is on DLPack device type 8"):
+        hk.attend(**{**produced, "q": Producer(call["q"], 8)}, device="host")
+    with pytest.raises(InputError, match="the device of a Producer cannot be found"):
+        hk.attend(**{**produced, "q": Producer(call["q"], 8)})
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 1, 66), (5, 4, 0, 66), (5, 3, 1, 66), (5, 4, 1, 64)])
+def test_a_workspace_that_does_not_fit_is_refused(shape: tuple[int, ...]) -> None:
+    call = arguments()
+    device = hk.device("host")
+    variant = hk.families()["attention_flash_q8_0_tile_batched"].variant(head_dim=64, mask="causal")
+    extents = attention.check_verify(device, call["q"], call["k_cache"], call["v_cache"])
+    with pytest.raises(InputError, match="partials has dtype f32 and shape"):
+        attention.TilePlan(variant, device, extents, 40, partials=np.zeros(shape, np.float32))
+
+
+def test_a_context_beyond_the_capacity_is_refused() -> None:
+    call = {name: Producer(array) for name, array in arguments().items()}
+    with pytest.raises(InputError, match=r"ctx is 78; required: 0 .. 77, the capacity of the cache"):
+        hk.attend(**call, ctx=78)
+
+
 def test_kv_write_then_attend() -> None:
     rng = np.random.default_rng(3)
     k, v, q = (rng.standard_normal((6, 2, 64), np.float32) for _ in range(3))
@@ -158,7 +204,7 @@ def test_offsets_beyond_two_to_the_31() -> None:
 @pytest.fixture
 def open_rows8() -> Any:
     """The multi-row route, opened on the host."""
-    record = dataclasses.replace(evidence.shipped()[0], arch="host", route="rows8", head_dims=(256,))
+    record = dataclasses.replace(evidence.find("gfx1100", "rows8", 256), arch="host")
     with evidence.using([record]):
         counters.reset()
         yield
@@ -173,7 +219,7 @@ def multirow_call() -> dict[str, Any]:
 def test_an_admitted_multirow_route_runs(open_rows8: None) -> None:
     call = multirow_call()
     assert worst_row(hk.attend(**call), expected(call)) < 1e-5
-    assert counters.snapshot() == {"routes": {"rows8": 1}, "drift": {}}
+    assert counters.snapshot() == {"admitted": {"rows8": 1}, "refused": {}, "routes": {"rows8": 1}, "drift": {}}
 
 
 def test_drift_runs_the_established_route_once(
@@ -198,6 +244,22 @@ def test_drift_runs_the_established_route_once(
     assert counters.snapshot()["routes"] == {"tile_batched": 2}
     assert counters.snapshot()["drift"] == {"rows8: the positions are not consecutive": 2}
     assert len([r for r in caplog.records if "rows8" in r.getMessage()]) == 1
+
+
+def test_decisions_are_counted_by_route_and_reason() -> None:
+    counters.reset()
+    for _ in range(2):
+        hk.attend(**arguments())
+    with pytest.raises(NotAdmitted):
+        hk.attend(**arguments(), route="rows4")
+    counts = counters.snapshot()
+    assert counts["admitted"] == counts["routes"] == {"tile_batched": 2}
+    # 5 rows of head_dim 64 at context 40; what was insisted on is counted with all that came before it.
+    reasons = {name: counts["refused"][f"rows4: {name}"] for name in ("head_dim", "logical_ctx", "evidence")}
+    assert reasons == {"head_dim": 3, "logical_ctx": 3, "evidence": 3}
+    assert counts["refused"]["rows8: rows"] == 3
+    assert "rows4: rows" not in counts["refused"]
+    counters.reset()
 
 
 def test_asking_for_a_closed_route_raises() -> None:

@@ -47,9 +47,19 @@ def test_values(tmp_path: Path, dtype: str, shards: int) -> None:
 
 
 def test_bf16_is_exact_for_special_values(tmp_path: Path) -> None:
-    values = np.array([0.0, -0.0, np.inf, 1.0], np.float32)
+    values = np.array([0.0, -0.0, 2.0**-133, -255 * 2.0**120], np.float32)  # the least and the largest magnitude
     checkpoint = open_small(write_checkpoint(tmp_path, {}, {**SMALL, "b.weight": values}, dtype="BF16"))
     np.testing.assert_array_equal(checkpoint.read("b.weight").view(np.uint32), values.view(np.uint32))
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_weight_that_is_not_finite_is_refused_by_name(tmp_path: Path, dtype: str, value: float) -> None:
+    tensors = {**SMALL, "a.weight": np.array([[0, 1, 2], [3, value, 5]], np.float32)}
+    checkpoint = open_small(write_checkpoint(tmp_path, {}, tensors, dtype=dtype))
+    checkpoint.read("b.weight")
+    with pytest.raises(CheckpointError, match=rf"'a\.weight' \({dtype}\) holds -?(nan|inf) at index 4; .* finite"):
+        checkpoint.read("a.weight")
 
 
 @pytest.mark.parametrize("prefix", ["", "model.", "model.language_model."])

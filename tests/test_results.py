@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from hipfire_kernels import families
+from hipfire_kernels.dispatch import AttendRequest, admit, evidence
 from hipfire_kernels.model import Engine, Tokenizer, demo_pair_path, demo_prompts, load_demo_pair
+from hipfire_kernels.render import source_digest
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -42,6 +45,31 @@ def test_the_multirow_ratios_on_the_card() -> None:
         assert found["rows8"]["over_base_quartiles"][0] >= 2.3
         assert found["rows4"]["over_base_quartiles"][0] >= 1.9
     assert all(r["worst_error"] <= 1e-5 for r in rows)
+
+
+def test_shipped_measured_evidence_is_fresh() -> None:
+    """It was measured on the very sources that ship: a template edit must bring a new `hfk qualify` or drop the record."""
+    measured = [record for record in evidence.shipped() if record.kind == "measured"]
+    assert {record.arch for record in measured} == {"sm_90"}
+    assert {evidence.status(record) for record in measured} == {"fresh"}
+
+
+def test_the_multirow_routes_on_sm_90_open_by_that_evidence_alone() -> None:
+    request = AttendRequest(
+        arch="sm_90", kv_format="q8_0", head_dim=256, n_heads=24, n_kv_heads=4, rows=16, logical_ctx=20676,
+        layout="chain", capturing=False, recording=False,
+    )  # fmt: skip
+    assert admit(request).route == "rows8"
+    with evidence.using([record for record in evidence.shipped() if record.arch != "sm_90"]):
+        assert admit(request).route == "tile_batched"
+
+
+def test_the_table_was_measured_on_the_shipped_sources() -> None:
+    sources = recorded("h200-table.json")["sources"]
+    for family in families().values():
+        for variant in family.variants():
+            if variant.name in sources:
+                assert source_digest(variant.source("sm_90")) == sources[variant.name], variant.name
 
 
 def test_the_readme_shows_the_recorded_table() -> None:

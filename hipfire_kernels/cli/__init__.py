@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import HipfireError
-from . import _errors, _out, bench, cache, doctor, explain, generate, kernels, parity
+from . import _errors, _out, bench, cache, convert, doctor, explain, generate, kernels, parity, qualify
 
 
 class _Commands(TyperGroup):
@@ -57,11 +57,13 @@ def _root(
 
 app.command()(generate.demo)
 app.command()(generate.generate)
+app.command()(convert.convert)
 app.command("list")(kernels.list_)
 app.command()(kernels.render)
 app.command()(kernels.build)
 app.command()(parity.parity)
 app.command()(bench.bench)
+app.command()(qualify.qualify)
 app.command()(explain.explain)
 app.add_typer(cache.app, name="cache")
 app.command()(doctor.doctor)

@@ -47,11 +47,11 @@ def generate(
     prompt: Annotated[str | None, typer.Option(help="The text to continue. [default: from stdin]")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="A UTF-8 file with the text to continue.")] = None,
     target: Annotated[
-        Path | None, typer.Option(help="Folder of a Qwen3.5 checkpoint. [default: the demo pair's]")
+        Path | None, typer.Option(help="Folder or .hfq file of a Qwen3.5 checkpoint. [default: the demo pair's]")
     ] = None,
     draft: Annotated[
         Path | None,
-        typer.Option(help="Folder of its DFlash draft. [default: the demo pair's, for its target]"),
+        typer.Option(help="Folder or .hfq file of its DFlash draft. [default: the demo pair's, for its target]"),
     ] = None,
     max_new_tokens: MaxNewTokens = 128,
     block_size: BlockSize = None,
@@ -197,14 +197,16 @@ def _in_words(summary: dict[str, Any]) -> str:
         f"acceptance length  {summary['acceptance_length']:.3f}",
         f"cycles             {summary['cycles']}",
         f"routes             {_counted(summary['routes'])}",
-        f"refused            {_counted(summary['refused'])}",
-        f"verify graph       {_counted(summary['graph'])}",
         f"prefill            {summary['prefill_tokens']} tokens in {summary['prefill_seconds']:.2f} s",
     ]
+    if summary["refused"]:
+        lines.append(f"refused            {_counted(summary['refused'])}")
+    if summary["graph"]:
+        lines.append(f"verify graph       {_counted(summary['graph'])}")
     if summary["capped_cycles"]:
-        lines.append(f"capped             {summary['capped_cycles']} cycles beyond the draft's cap (HIPFIRE_DFLASH_CTX_CAP)")
+        lines.append(f"capped             {summary['capped_cycles']} cycles beyond HIPFIRE_DFLASH_CTX_CAP")
     return "\n".join(lines)
 
 
 def _counted(counts: dict[str, int]) -> str:
-    return ", ".join(f"{name} x {count}" for name, count in counts.items()) or "-"
+    return ", ".join(f"{name} x {count}" for name, count in counts.items())

@@ -20,7 +20,7 @@ from ..archs import Arch, arch
 from ..errors import DeviceError, InputError
 from . import ALIGNMENT, DTYPES, Launch, View, dlpack, dtype_name
 from .arrays import Buffer, DeviceArray
-from .streams import Event, Graph, Stream
+from .streams import CaptureGate, Event, Graph, Stream
 
 if TYPE_CHECKING:
     from ..builder import Artifact
@@ -91,7 +91,7 @@ class GpuDevice:
         self.arch: Arch = self._known_arch()
         self._loaded: dict[str, tuple[int, Any]] = {}
         self._since_wait: list[str] = []
-        self._capture: tuple[int, Graph] | None = None
+        self._gate = CaptureGate()
         self._thread = threading.local()
 
     def __repr__(self) -> str:
@@ -114,8 +114,9 @@ class GpuDevice:
         extents = tuple(int(extent) for extent in shape)
         kind = np.dtype(dtype)
         array = DeviceArray(Buffer(self, math.prod(extents) * kind.itemsize), 0, extents, kind)
-        if self._capture is not None:
-            self._capture[1].keeps.append(array)
+        capture = self._capture
+        if capture is not None:
+            capture[1].keeps.append(array)
         return array
 
     def section(self, array: Any, start: int, shape: Sequence[int]) -> DeviceArray:
@@ -127,11 +128,11 @@ class GpuDevice:
 
     def to_device(self, array: npt.NDArray[Any]) -> DeviceArray:
         """See `Device.to_device`."""
-        self._no_capture("a copy to the device")
         host = np.ascontiguousarray(array)
-        copy = self.empty(host.shape, host.dtype)
-        if host.nbytes:
-            self.driver.copy_in(copy.pointer, host.ctypes.data, host.nbytes)
+        with self._outside_captures("a copy to the device"):
+            copy = self.empty(host.shape, host.dtype)
+            if host.nbytes:
+                self.driver.copy_in(copy.pointer, host.ctypes.data, host.nbytes)
         return copy
 
     def write(self, array: DeviceArray, values: npt.NDArray[Any]) -> None:
@@ -139,23 +140,23 @@ class GpuDevice:
         host = np.ascontiguousarray(values)
         if host.shape != array.shape or host.dtype != array.dtype:
             raise InputError(f"values are {host.dtype}{list(host.shape)}; required: {array.dtype}{list(array.shape)}")
-        self._no_capture("a copy to the device")
-        pointer = self.view("array", array).pointer
-        self.driver.activate(self.index)
-        if host.nbytes:
-            self.driver.copy_in(pointer, host.ctypes.data, host.nbytes)
+        with self._outside_captures("a copy to the device"):
+            pointer = self.view("array", array).pointer
+            self.driver.activate(self.index)
+            if host.nbytes:
+                self.driver.copy_in(pointer, host.ctypes.data, host.nbytes)
 
     def to_host(self, array: Any) -> npt.NDArray[Any]:
         """See `Device.to_host`. Waits for the device."""
-        self._no_capture("a copy to the host")
-        view = self.view("array", array)
-        dtype: np.dtype[Any] | None = array.dtype if isinstance(array, DeviceArray) else DTYPES.get(view.dtype)
-        if dtype is None:
-            raise InputError(f"array has dtype {view.dtype}; required: one of {', '.join(DTYPES)}")
-        host = np.empty(view.shape, dtype)
-        self.synchronize()
-        if host.nbytes:
-            self.driver.copy_out(host.ctypes.data, view.pointer, host.nbytes)
+        with self._outside_captures("a copy to the host"):
+            view = self.view("array", array)
+            dtype: np.dtype[Any] | None = array.dtype if isinstance(array, DeviceArray) else DTYPES.get(view.dtype)
+            if dtype is None:
+                raise InputError(f"array has dtype {view.dtype}; required: one of {', '.join(DTYPES)}")
+            host = np.empty(view.shape, dtype)
+            self.synchronize()
+            if host.nbytes:
+                self.driver.copy_out(host.ctypes.data, view.pointer, host.nbytes)
         return host
 
     def view(self, name: str, array: Any) -> View:
@@ -291,8 +292,8 @@ class GpuDevice:
 
     def synchronize(self) -> None:
         """Wait for everything queued on the device."""
-        self._no_capture("a wait for the device")
-        self.waiting(self.driver.synchronize)
+        with self._outside_captures("a wait for the device"):
+            self.waiting(self.driver.synchronize)
 
     def waiting(self, wait: Any, *args: Any) -> None:
         """Wait, and attribute a fault that shows up to the launches since the last wait."""
@@ -312,35 +313,50 @@ class GpuDevice:
 
     def _no_capture(self, what: str) -> None:
         # HIP would take it as the end of the capture; CUDA would do it now and leave it out of the graph.
-        if self._capture is not None:
+        if self.capturing:
             raise DeviceError(f"{what} cannot be part of the graph that {self.name} is capturing; do it before")
+
+    @contextlib.contextmanager
+    def _outside_captures(self, what: str) -> Iterator[None]:
+        """For what a capture does not survive: refuse it inside this thread's own, keep it out of other threads'."""
+        self._no_capture(what)
+        with self._gate.passing():
+            yield
+
+    @property
+    def _capture(self) -> tuple[int, Graph] | None:
+        """Stream and graph of this thread's capture."""
+        found: tuple[int, Graph] | None = getattr(self._thread, "capture", None)
+        return found
 
     @property
     def capturing(self) -> bool:
-        """See `Device.capturing`."""
+        """See `Device.capturing`. Of this thread: another one may be capturing meanwhile."""
         return self._capture is not None
 
     @contextlib.contextmanager
     def capture(self, stream: Stream) -> Iterator[Graph]:
         """Capture what is launched on a stream inside the block into a graph, instead of running it.
 
-        If the block raises, the capture is ended and dropped, and the stream is usable again.
+        If the block raises, the capture is ended and dropped, and the stream is usable again. Copies and waits of
+        other threads wait until it has ended.
         """
         self._no_capture("a capture")
         handle = self.stream_handle(stream)
         graph = Graph(self)
         self.driver.activate(self.index)
-        self.driver.capture_begin(handle)
-        self._capture = (handle, graph)
-        try:
-            yield graph
-        except BaseException:
-            with contextlib.suppress(DeviceError):
-                self.driver.graph_destroy(self.driver.capture_end(handle))
-            raise
-        finally:
-            self._capture = None
-        graph.handle = self.driver.capture_end(handle)
+        with self._gate.closed():
+            self.driver.capture_begin(handle)
+            self._thread.capture = (handle, graph)
+            try:
+                yield graph
+            except BaseException:
+                with contextlib.suppress(DeviceError):
+                    self.driver.graph_destroy(self.driver.capture_end(handle))
+                raise
+            finally:
+                self._thread.capture = None
+            graph.handle = self.driver.capture_end(handle)
 
     # -- kernels --
 
@@ -362,7 +378,9 @@ class GpuDevice:
         driver = self.driver
         driver.activate(self.index)
         self._order_producers(handle)
-        capture = self._capture if self._capture is not None and self._capture[0] == handle else None
+        capture = self._capture
+        if capture is not None and capture[0] != handle:
+            capture = None
         noted = capture[1].entries if capture is not None else self._since_wait
         for (function, entry), grid, threads, args in launches:
             try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DeviceError
@@ -59,6 +61,41 @@ class Event:
             with contextlib.suppress(DeviceError):
                 self.device.driver.activate(self.device.index)
                 self.device.driver.event_destroy(self.handle)
+
+
+class CaptureGate:
+    """Lets copies and waits of many threads by, or one capture: HIP has neither survive the other."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._passing = 0
+        self._closed = False
+
+    @contextlib.contextmanager
+    def passing(self) -> Iterator[None]:
+        """Wait until no capture goes on, and let none begin inside the block. Nests."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._closed)
+            self._passing += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._passing -= 1
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def closed(self) -> Iterator[None]:
+        """Wait until nothing passes and no capture goes on, and let nothing by inside the block."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._closed and not self._passing)
+            self._closed = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._closed = False
+                self._changed.notify_all()
 
 
 class Graph:

@@ -1,0 +1,5 @@
+"""`python -m hipfire_kernels.cli`: the same as `hfk`."""
+
+from . import main
+
+main()
