@@ -48,7 +48,7 @@ def test_the_multirow_ratios_on_the_card() -> None:
 
 
 def test_shipped_measured_evidence_is_fresh() -> None:
-    """It was measured on the very sources that ship: a template edit must bring a new `hfk qualify` or drop the record."""
+    """It was measured on the very sources that ship: a template edit needs a new `hfk qualify`, or to drop the record."""
     measured = [record for record in evidence.shipped() if record.kind == "measured"]
     assert {record.arch for record in measured} == {"sm_90"}
     assert {evidence.status(record) for record in measured} == {"fresh"}
