@@ -25,7 +25,8 @@ MIN_CTX_VARIABLE = "HIPFIRE_FA_PERTOKEN_MIN_CTX"
 MIN_CTX_DEFAULT = 4096
 
 GRAPH_OFF = (("gfx1100", "mq4"), ("gfx1201", "mq4"))
-"""Archs and weight formats on which a replayed verify graph measured slower than direct launches."""
+"""Archs and weight formats on which upstream reports a replayed verify graph as slower than direct launches (hipfire
+#695, #708)."""
 
 
 @dataclass(frozen=True)
