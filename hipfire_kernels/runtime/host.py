@@ -58,7 +58,7 @@ class HostKernel:
     """A loaded shared object and the artifact it came from."""
 
     artifact: Artifact
-    library: Any
+    shared_object: Any
 
 
 class HostDevice:
@@ -202,7 +202,7 @@ class Failure:
 def _run(kernel: HostKernel, launch: Any, args: KernelArgs, first: int, last: int) -> Failure | None:
     report = _FFI.new("hk_report*")
     pointers = _FFI.cast("void**", args.address)
-    code = kernel.library.hk_run(launch, pointers, first, last, report)
+    code = kernel.shared_object.hk_run(launch, pointers, first, last, report)
     if code == 0:
         return None
     where = (report.block[0], report.block[1], report.block[2])
