@@ -145,7 +145,8 @@ SWITCHES: tuple[Switch, ...] = (
         "off on " + " and ".join(f"{arch} with {weights.upper()} weights" for arch, weights in GRAPH_OFF) + ", else on",
         "1 (on) or 0 (off)",
         "Whether the attention of verify blocks is captured into a graph and replayed, on a device that has graphs. "
-        "A graph holds graph-safe routes alone.",
+        "A graph holds graph-safe routes alone; unless it is 1, a block for which a faster route is admitted that no "
+        "graph can hold runs directly.",
         "dispatch/graph.py",
     ),
     Switch(
