@@ -16,24 +16,9 @@ from typing import Any
 from .builder import build
 from .errors import InputError
 from .family import Scalar, Tensor, Variant
-from .runtime import Device, Launch, View
+from .runtime import Device, KernelArgs, Launch, View
 
 _CTYPES: dict[str, Any] = {"f32": ctypes.c_float, "i32": ctypes.c_int}
-
-
-class KernelArgs:
-    """Kernel arguments in signature order, and the array of pointers to them that every launch API takes.
-
-    Attributes:
-        keeps: memory that must live as long as a launch with these arguments may run, in a captured graph too.
-    """
-
-    keeps: Any = None
-
-    def __init__(self, values: list[Any]) -> None:
-        self.values = values
-        self.pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-        self.address = ctypes.addressof(self.pointers)
 
 
 @dataclass(frozen=True)

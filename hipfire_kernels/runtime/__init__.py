@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import threading
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,6 @@ from ..archs import Arch
 from ..errors import DeviceError, InputError
 
 if TYPE_CHECKING:
-    from ..binding import KernelArgs
     from ..builder import Artifact
 
 
@@ -28,6 +28,21 @@ class View:
     shape: tuple[int, ...]
     dtype: str
     writable: bool
+
+
+class KernelArgs:
+    """Kernel arguments in signature order, and the array of pointers to them that every launch API takes.
+
+    Attributes:
+        keeps: memory that must live as long as a launch with these arguments may run, in a captured graph too.
+    """
+
+    keeps: Any = None
+
+    def __init__(self, values: list[Any]) -> None:
+        self.values = values
+        self.pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        self.address = ctypes.addressof(self.pointers)
 
 
 class Launch(NamedTuple):

@@ -21,10 +21,9 @@ import numpy.typing as npt
 
 from ..archs import arch
 from ..errors import DeadlockError, DeviceError, InputError
-from . import ALIGNMENT, Launch, View, dlpack, dtype_name
+from . import ALIGNMENT, KernelArgs, Launch, View, dlpack, dtype_name
 
 if TYPE_CHECKING:
-    from ..binding import KernelArgs
     from ..builder import Artifact
 
 _CDEF = """
