@@ -17,10 +17,14 @@ from ..errors import CheckpointError
 from .hfq import arch_name, read_container
 from .jsonfile import json_object, listed, read_json
 from .layers import Array
-from .tensors import BF16, F16, F32, TensorEntry
+from .tensors import BF16, BOOL, F16, F32, I32, I64, TensorEntry
 
 _HEADER_LIMIT = 100 << 20
-_DTYPES = {dtype.name: dtype for dtype in (BF16, F16, F32)}
+_WHOLE = (I64, I32, BOOL)
+_DTYPES = {dtype.name: dtype for dtype in (BF16, F16, F32, *_WHOLE)}
+VOCABULARY_MAP = "d2t"
+"""The one tensor that may be whole numbers: what a draft's own ids mean."""
+
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 
@@ -40,6 +44,21 @@ def read_config(path: Path, arch_id: int) -> tuple[dict[str, Any], str]:
     if not isinstance(config, dict):
         raise CheckpointError(f"metadata of {path}: config is {config!r}; it must be the object of config.json")
     return config, f"config in {path}"
+
+
+def read_generation_config(path: Path) -> tuple[dict[str, Any], str]:
+    """As `read_config`, for generation_config.json: empty where there is none.
+
+    Raises:
+        CheckpointError: it is no JSON object.
+    """
+    file = path / "generation_config.json"
+    if not path.is_file():
+        return (read_json(file) if file.is_file() else {}), str(file)
+    config = read_container(path).metadata.get("generation_config")
+    if config is not None and not isinstance(config, dict):
+        raise CheckpointError(f"metadata of {path}: generation_config is {config!r}; it must be an object or null")
+    return config or {}, f"generation_config in {path}"
 
 
 def _scan_file(path: Path) -> dict[str, TensorEntry]:
@@ -131,6 +150,7 @@ class Checkpoint:
     Args:
         path: the checkpoint folder, or the container.
         expected: canonical name -> shape of every tensor that the model has.
+        optional: the same of tensors that it may have.
         rename: stored name -> canonical name, or None for a tensor that is skipped by rule.
 
     Attributes:
@@ -142,7 +162,11 @@ class Checkpoint:
     """
 
     def __init__(
-        self, path: Path, expected: Mapping[str, tuple[int, ...]], rename: Callable[[str], str | None]
+        self,
+        path: Path,
+        expected: Mapping[str, tuple[int, ...]],
+        rename: Callable[[str], str | None],
+        optional: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         self.entries: dict[str, TensorEntry] = {}
         self.skipped: list[str] = []
@@ -156,11 +180,13 @@ class Checkpoint:
                 raise CheckpointError(f"{path}: more than one tensor stands for {name!r} (prefixes differ)")
             else:
                 self.entries[name] = entry
-        self._check(path, expected)
+        self._check(path, expected, optional or {})
 
-    def _check(self, path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
-        faults = []
-        if missing := [name for name in expected if name not in self.entries]:
+    def _check(
+        self, path: Path, required: Mapping[str, tuple[int, ...]], optional: Mapping[str, tuple[int, ...]]
+    ) -> None:
+        faults, expected = [], {**required, **optional}
+        if missing := [name for name in required if name not in self.entries]:
             faults.append(f"missing {listed(missing)}")
         if extra := [name for name in self.entries if name not in expected]:
             faults.append(f"extra {listed(extra)}")
@@ -171,6 +197,8 @@ class Checkpoint:
         ]
         if wrong:
             faults.append(f"wrong shape: {listed(wrong)}")
+        if whole := [name for name, e in self.entries.items() if e.format in _WHOLE and name != VOCABULARY_MAP]:
+            faults.append(f"stored as whole numbers: {listed(whole)}")
         if faults:
             raise CheckpointError(f"{path}: the tensors are not those that config.json describes; " + "; ".join(faults))
 
@@ -189,6 +217,11 @@ class Checkpoint:
 
 _TEXT_PREFIX = re.compile(r"^model\.(language_model\.)?(?=embed_tokens\.|layers\.|norm\.)")
 _SKIPPED = re.compile(r"^(mtp\.|model\.visual\.|visual\.)")
+
+
+def draft_name(stored: str) -> str | None:
+    """Canonical name of a draft tensor: its own. t2d, which only marks the target ids that d2t reaches, is skipped."""
+    return None if stored == "t2d" else stored
 
 
 def target_name(stored: str) -> str | None:

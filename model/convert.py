@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from .config import dflash_metadata
+from .checkpoint import read_generation_config
+from .draft_config import dflash_metadata
 from .hfq import DRAFT, TARGET, Planned, write_container
 from .jsonfile import read_json
 from .layers import Array
@@ -60,6 +61,8 @@ class Conversion:
             raise InputError(f"{source} is not a folder; required: the folder of a checkpoint")
         config = read_json(source / "config.json")
         self._metadata: dict[str, Any] = {"config": config, "tokenizer": tokenizer_text(source)}
+        if generation := read_generation_config(source)[0]:
+            self._metadata["generation_config"] = generation
         if any(key in config for key in _DRAFT_KEYS):
             draft, self._checkpoint = open_draft(source)
             self.arch_id = DRAFT

@@ -1,7 +1,8 @@
 """The draft: a DFlash block decoder that reads the target's hidden states and proposes a block at once.
 
-It has no embedding and no head of its own. A block is [anchor, MASK, ..., MASK]; its keys and values, and
-those of the context (the tapped target outputs through fc and one norm), come from the same projections.
+Embedding and head are the target's, unless the checkpoint brings its own. A block is [anchor, MASK, ..., MASK]; its
+keys and values, and those of the context (the tapped target outputs through fc and one norm), come from the same
+projections.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..dispatch import policy
 from ..errors import CheckpointError
 from .attention import Attention, KVCache
-from .config import DraftConfig, TargetConfig
+from .config import TargetConfig
+from .draft_config import DraftConfig
 from .layers import Array, GatedMlp, Rope, project_rows, rms_norm
 from .qwen35 import Target
 
@@ -54,7 +57,10 @@ class DFlashDraft:
         layers: first layer first.
         fc: float32 [hidden, n_taps * hidden].
         context_norm: float32 [hidden], applied once to fc's output.
-        norm: float32 [hidden], before the target's head.
+        norm: float32 [hidden], before the head.
+        embedding: float32 [vocab, hidden], None for the target's.
+        lm_head: float32 [draft vocab, hidden], None for the target's.
+        target_ids: int64 [draft vocab], the target's id of every row of `lm_head`; None where the ids are the same.
     """
 
     config: DraftConfig
@@ -62,6 +68,9 @@ class DFlashDraft:
     fc: Array
     context_norm: Array
     norm: Array
+    embedding: Array | None = None
+    lm_head: Array | None = None
+    target_ids: NDArray[np.int64] | None = None
 
     @property
     def block_size(self) -> int:
@@ -121,11 +130,11 @@ class DFlashSession:
         capped = bool(switches.draft_ctx_cap) and not any(self._windows)
         self.max_context = switches.draft_ctx_cap if capped else None
         dims = draft.config.attention
-        self._rope = Rope(dims.head_dim, draft.config.rope_theta)
+        self._rope = Rope(dims.head_dim, draft.config.rope_theta, draft.config.yarn)
         self._caches = [KVCache((dims.n_kv_heads, dims.head_dim), np.float32) for _ in draft.layers]
 
     def propose(self, anchor: int, taps: Array, rows: int) -> list[int]:
-        """Greedy proposals for the rows - 1 positions after the anchor.
+        """Greedy proposals for the rows - 1 positions after the anchor, as ids of the target.
 
         Args:
             anchor: the last known token; the target has not seen it yet.
@@ -133,19 +142,33 @@ class DFlashSession:
                 ending at the position before the anchor.
             rows: of the block, at least 2.
         """
-        draft = self._draft
-        context = rms_norm(project_rows(taps, draft.fc), draft.context_norm, draft.config.rms_norm_eps)
+        chosen, ids = self.logits(anchor, taps, rows).argmax(axis=1), self._draft.target_ids
+        proposals: list[int] = (chosen if ids is None else ids[chosen]).tolist()
+        return proposals
+
+    def logits(self, anchor: int, taps: Array, rows: int) -> Array:
+        """What `propose` chooses from, float32 [rows - 1, draft vocab]; its arguments, and advances as it does."""
+        draft, config = self._draft, self._draft.config
+        context = rms_norm(project_rows(taps, draft.fc), draft.context_norm, config.rms_norm_eps)
         positions = np.arange(self.length, self.length + len(taps) + rows)
         table = self._rope.table(positions)
-        x = self._target.embedding[[anchor] + [draft.config.mask_token_id] * (rows - 1)]
+        embedding = self._target.embedding if draft.embedding is None else draft.embedding
+        x = embedding[[anchor] + [config.mask_token_id] * (rows - 1)] * np.float32(config.input_scale)
         for layer, window, cache in zip(draft.layers, self._windows, self._caches, strict=True):
             x = x + self._attend(layer, window, cache, context, x, table)
-            x = x + layer.mlp(rms_norm(x, layer.mlp_norm, draft.config.rms_norm_eps))
+            x = x + layer.mlp(rms_norm(x, layer.mlp_norm, config.rms_norm_eps))
         # The block's own rows lie beyond the new length: the next call overwrites them.
         self.length += len(taps)
-        hidden = rms_norm(x[1:], draft.norm, draft.config.rms_norm_eps)
-        proposals: list[int] = self._target.head(hidden).argmax(axis=1).tolist()
-        return proposals
+        return self._head(rms_norm(x[1:], draft.norm, config.rms_norm_eps))
+
+    def _head(self, hidden: Array) -> Array:
+        lm_head, config = self._draft.lm_head, self._draft.config
+        logits = self._target.head(hidden) if lm_head is None else project_rows(hidden, lm_head)
+        if config.output_scale != 1:
+            logits = logits * np.float32(config.output_scale)
+        if config.softcap is not None:
+            logits = np.float32(config.softcap) * np.tanh(logits / np.float32(config.softcap))
+        return logits
 
     def _attend(
         self, layer: DraftLayer, window: int, cache: KVCache, context: Array, x: Array, table: tuple[Array, Array]

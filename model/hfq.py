@@ -15,6 +15,7 @@ their Hugging Face names. The metadata has
     config      the object of config.json
     dflash      of a draft (arch_id 20) alone: an object with its block_size, mask_token_id and target_layer_ids
     tokenizer   the text of tokenizer.json, or null
+    generation_config   the object of generation_config.json, where there is one
 
 and may have more, which is not read.
 """

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .yarn import Yarn
+
 Array = NDArray[np.float32]
 IntArray = NDArray[np.integer[Any]]
 
@@ -75,16 +77,22 @@ class Rope:
     Attributes:
         dim: how many leading dimensions of a head turn; the rest passes unchanged.
         theta: base of the frequencies theta^(-2j / dim).
+        yarn: how they are changed for a longer context; None when they are not.
     """
 
     dim: int
     theta: float
+    yarn: Yarn | None = None
 
     def table(self, positions: IntArray) -> tuple[Array, Array]:
         """cos and sin, float32 [rows, 1, dim // 2]. Angles are float64: positions reach 262,144."""
-        half = np.arange(0, self.dim, 2, dtype=np.float64) / self.dim
-        angle = positions[:, None, None] * np.power(self.theta, -half)
-        return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+        if self.yarn is None:
+            frequencies = np.power(self.theta, -np.arange(0, self.dim, 2, dtype=np.float64) / self.dim)
+            scale = 1.0
+        else:
+            frequencies, scale = self.yarn.frequencies(self.dim, self.theta), self.yarn.attention_factor
+        angle = positions[:, None, None] * frequencies
+        return (scale * np.cos(angle)).astype(np.float32), (scale * np.sin(angle)).astype(np.float32)
 
     def __call__(self, x: Array, table: tuple[Array, Array]) -> Array:
         """x float32 [rows, heads, head_dim], turned by `table` of the same rows."""

@@ -6,11 +6,15 @@ from os import PathLike
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .checkpoint import Checkpoint, target_name
-from .config import DraftConfig, TargetConfig, read_draft_config, read_target_config
+from ..errors import CheckpointError
+from .checkpoint import VOCABULARY_MAP, Checkpoint, draft_name, target_name
+from .config import TargetConfig, read_target_config
 from .deltanet import DeltaNet
 from .dflash import DFlashDraft, DraftLayer
+from .draft_config import DraftConfig, read_draft_config
+from .jsonfile import listed
 from .layers import Array, GatedMlp, Rope
 from .qwen35 import FullAttention, Layer, Target
 
@@ -43,12 +47,16 @@ def load_draft(path: str | PathLike[str]) -> DFlashDraft:
         CheckpointError: it is not exactly a DFlash draft; the message names what is wrong.
     """
     config, tensors = open_draft(Path(path))
+    embedding, lm_head = (_own(tensors, name) for name in ("embed_tokens.weight", "lm_head.weight"))
     return DFlashDraft(
         config=config,
         layers=tuple(_draft_layer(config, tensors, i) for i in range(len(config.windows))),
         fc=tensors.read("fc.weight"),
         context_norm=tensors.read("hidden_norm.weight"),
         norm=tensors.read("norm.weight"),
+        embedding=embedding,
+        lm_head=embedding if lm_head is None and config.tied else lm_head,
+        target_ids=_target_ids(config, tensors) if VOCABULARY_MAP in tensors.entries else None,
     )
 
 
@@ -69,7 +77,15 @@ def open_draft(path: Path) -> tuple[DraftConfig, Checkpoint]:
         CheckpointError: as `load_draft`.
     """
     config = read_draft_config(path)
-    return config, Checkpoint(path, _draft_shapes(config), lambda stored: stored)
+    tensors = Checkpoint(path, _draft_shapes(config), draft_name, _own_shapes(config))
+    needs = ("lm_head.weight", VOCABULARY_MAP)
+    reduced = config.draft_vocab_size < config.vocab_size
+    if missing := [n for n in needs if n not in tensors.entries and (reduced or VOCABULARY_MAP in tensors.entries)]:
+        raise CheckpointError(
+            f"{path}: missing {listed(missing)}; a vocabulary of the draft's own (draft_vocab_size is "
+            f"{config.draft_vocab_size}, vocab_size {config.vocab_size}) needs both lm_head.weight and {VOCABULARY_MAP}"
+        )
+    return config, tensors
 
 
 def _layer_shapes(hidden: int, intermediate: int) -> Shapes:
@@ -139,6 +155,40 @@ def _draft_shapes(config: DraftConfig) -> Shapes:
         shapes |= _numbered(i, _layer_shapes(hidden, config.intermediate_size))
         shapes |= _numbered(i, _attention_shapes(config, gated=False))
     return shapes
+
+
+def _own_shapes(config: DraftConfig) -> Shapes:
+    """What a draft may bring, to use in place of the target's."""
+    return {
+        "embed_tokens.weight": (config.vocab_size, config.hidden_size),
+        "lm_head.weight": (config.draft_vocab_size, config.hidden_size),
+        VOCABULARY_MAP: (config.draft_vocab_size,),
+    }
+
+
+def _own(tensors: Checkpoint, name: str) -> Array | None:
+    return tensors.read(name) if name in tensors.entries else None
+
+
+def _target_ids(config: DraftConfig, tensors: Checkpoint) -> NDArray[np.int64]:
+    """The target's id of each id i of the draft, int64 [draft vocab]: i + d2t[i], for d2t holds offsets.
+
+    The convention is that of EAGLE-3's reduced vocabularies.
+    """
+    offsets = tensors.read(VOCABULARY_MAP).astype(np.float64)
+    ids = np.arange(len(offsets)) + offsets
+    wrong = (ids < 0) | (ids >= config.vocab_size) | (ids != np.trunc(ids))
+    if wrong.any():
+        at = int(np.flatnonzero(wrong)[0])
+        raise CheckpointError(
+            f"{config.source}: {VOCABULARY_MAP}[{at}] is {offsets[at]:g}, which makes draft id {at} the target id "
+            f"{ids[at]:g}; required: offsets to whole ids from 0 to {config.vocab_size - 1}"
+        )
+    if len(np.unique(ids)) < len(ids):
+        raise CheckpointError(
+            f"{config.source}: {VOCABULARY_MAP} maps two draft ids to one target id, required: one each"
+        )
+    return ids.astype(np.int64)
 
 
 class _LayerTensors:

@@ -1,9 +1,9 @@
-"""The greedy loop: draft a block, verify it in one target forward, keep the agreed prefix and one token more.
+"""The speculative loop: draft a block, verify it in one target forward, keep a prefix and one token more.
 
 Before a cycle the target's state covers every token but the last, the anchor, which enters as row 0 of the
-block. Row j of the verify logits predicts the token after row j: drafts are accepted while they equal the
-argmax of rows 0, 1, .., and the row after the last accepted one gives the bonus token. Plain decoding is the
-same cycle with a block of one row.
+block. Row j of the verify logits predicts the token after row j: it judges draft j (`sampling` has the rules),
+and the row after the last accepted draft gives the bonus token. Plain decoding is the same cycle with a block
+of one row.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from .attention import Attention, AttentionCounts
 from .config import TargetConfig
 from .layers import Array
 from .qwen35 import Target
+from .sampling import Chooser, Sampling
+from .stopping import StopStrings
 
 _PREFILL_ROWS = 512
 
@@ -65,7 +67,9 @@ class GenerationResult:
         accepted: per cycle, the accepted drafts among the tokens it produced.
         produced: per cycle, the tokens it produced: accepted drafts and, unless cut off, the bonus token. The
             first token comes from the prefill: sum(produced) + 1 == len(tokens).
-        stop_reason: "stop" for a stop token, "length" for max_new_tokens, None while running.
+        stop_reason: "stop" for a stop token, "stop_string", "length" for max_new_tokens, None while running.
+        text_end: characters of the new tokens' text before the stop string that ended it, else None. The token
+            that completes the string is the last of `tokens`.
         cached_prefix: prompt tokens that were taken from an earlier request.
         prefill_tokens: prompt tokens that the target processed.
         repair: how the state was repaired after a stop inside a block.
@@ -77,7 +81,8 @@ class GenerationResult:
     tokens: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     produced: list[int] = field(default_factory=list)
-    stop_reason: Literal["stop", "length"] | None = None
+    stop_reason: Literal["stop", "stop_string", "length"] | None = None
+    text_end: int | None = None
     cached_prefix: int = 0
     prefill_tokens: int = 0
     repair: Literal["none", "replayed", "reset"] = "none"
@@ -108,12 +113,15 @@ class GenerationResult:
 
 @dataclass(frozen=True)
 class Request:
-    """A checked request."""
+    """A checked request. Neither stop tokens nor stop strings end it within its first `min_new_tokens`."""
 
     prompt: tuple[int, ...]
     max_new_tokens: int
+    min_new_tokens: int
     stop: frozenset[int]
+    stop_strings: StopStrings | None
     block_size: int
+    sampling: Sampling
 
 
 class Generation(Iterator[list[int]]):
@@ -136,6 +144,7 @@ class Generation(Iterator[list[int]]):
         self.state = target.new_state(attention)
         self._target = target
         self._request = request
+        self._chooser = Chooser(request.sampling)
         self._session = draft.session(target, attention) if draft else None
         self._tap_ids = draft.tap_ids if draft else ()
         self._taps: Array = np.empty((0, 0), np.float32)
@@ -153,7 +162,7 @@ class Generation(Iterator[list[int]]):
             taps.append(out.taps)
         self._taps = np.concatenate(taps)
         self.result.prefill_tokens = len(prompt)
-        return self._emit([int(out.logits[-1].argmax())])
+        return self._emit(self._choose([], out.logits[-1:]))
 
     def _cycle(self) -> list[int]:
         left = self._request.max_new_tokens - len(self.result.tokens)
@@ -167,31 +176,44 @@ class Generation(Iterator[list[int]]):
         out = self._target.forward(
             [anchor, *drafts], self.state, tap_ids=self._tap_ids, all_logits=True, record=bool(drafts)
         )
-        choices: list[int] = out.logits.argmax(axis=1).tolist()
-        agreed = 0
-        while agreed < len(drafts) and drafts[agreed] == choices[agreed]:
-            agreed += 1
-        emitted = self._emit(choices[: agreed + 1])
+        chosen = self._choose(drafts, out.logits)
+        emitted = self._emit(chosen)
         if snapshot is not None and len(emitted) <= len(drafts):
             self.state.rollback(snapshot, len(emitted))
         self._taps = out.taps[: len(emitted)]
         self.result.produced.append(len(emitted))
-        self.result.accepted.append(min(agreed, len(emitted)))
+        self.result.accepted.append(min(len(chosen) - 1, len(emitted)))
         return emitted
 
     def _capped(self, session: DraftSession) -> bool:
         """Whether the context is beyond what the draft is asked at. It never shrinks, so this stays true."""
         return session.max_context is not None and self.state.length > session.max_context
 
+    def _choose(self, drafts: list[int], logits: Array) -> list[int]:
+        """The accepted drafts and one token more, with no stop token among the first `min_new_tokens`."""
+        early = self._early()
+        if early and self._request.stop:
+            logits = logits.copy()
+            logits[:early, list(self._request.stop)] = -np.inf
+        return self._chooser.choose(drafts, logits)
+
+    def _early(self) -> int:
+        """How many of the next tokens are among the first `min_new_tokens`."""
+        return max(0, self._request.min_new_tokens - len(self.result.tokens))
+
     def _emit(self, tokens: list[int]) -> list[int]:
-        """Append `tokens` to the result up to the first stop token or the end of the budget."""
+        """Append `tokens` to the result up to the first stop token or string or the end of the budget."""
         request, result = self._request, self.result
         tokens = tokens[: request.max_new_tokens - len(result.tokens)]
         stops = [i for i, token in enumerate(tokens) if token in request.stop]
         if stops:
             tokens = tokens[: stops[0] + 1]
+        cut = request.stop_strings.cut(tokens, self._early()) if request.stop_strings else None
+        tokens = tokens[:cut]
         result.tokens += tokens
-        if stops:
+        if request.stop_strings and cut is not None:
+            result.stop_reason, result.text_end = "stop_string", request.stop_strings.text_end
+        elif stops:
             result.stop_reason = "stop"
         elif len(result.tokens) == request.max_new_tokens:
             result.stop_reason = "length"

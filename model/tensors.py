@@ -57,6 +57,10 @@ def _from_bf16(raw: Bytes) -> Array:
 BF16 = Format("BF16", 1, 2, _from_bf16)
 F16 = Format("F16", 1, 2, _plain("<f2"))
 F32 = Format("F32", 1, 4, _plain("<f4"))
+# Whole numbers, for a draft's vocabulary map: ids are far below the 2^24 up to which float32 has them all.
+I64 = Format("I64", 1, 8, _plain("<i8"))
+I32 = Format("I32", 1, 4, _plain("<i4"))
+BOOL = Format("BOOL", 1, 1, _plain("?"))
 Q8F16 = Format("Q8F16", Q8_BLOCK, Q8_BYTES, dequantize_q8_0)
 MQ4G256 = Format("MQ4G256", mq4.GROUP, mq4.GROUP_BYTES, mq4.dequantize_mq4g256)
 

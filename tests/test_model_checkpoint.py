@@ -23,7 +23,9 @@ from model_lab import (
 from hipfire_kernels import CheckpointError
 from hipfire_kernels.model import load_draft, load_target
 from hipfire_kernels.model.checkpoint import Checkpoint
-from hipfire_kernels.model.config import read_draft_config, read_target_config
+from hipfire_kernels.model.config import read_target_config
+from hipfire_kernels.model.convert import Conversion
+from hipfire_kernels.model.draft_config import read_draft_config
 
 SMALL = {"a.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "b.weight": np.ones(4, np.float32)}
 SHAPES = {name: x.shape for name, x in SMALL.items()}
@@ -317,13 +319,11 @@ def test_missing_draft_key_is_named(tmp_path: Path, key: str) -> None:
         ({}, {"target_layer_ids": []}, r"target_layer_ids is \[\]"),
         ({}, {"target_layer_ids": [1, 1]}, "different target layer"),
         ({}, {"target_layer_ids": [1, -1]}, "target_layer_ids is"),
-        ({}, {"selector_rank": 256}, "selector_rank is set"),
-        ({}, {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0"),
-        ({}, {"output_multiplier": 2.0}, "output_multiplier is 2.0"),
+        ({}, {"selector_rank": 256}, r"selector_rank is 256 \(rank of the candidate selector of DFlash 2\)"),
         ({}, {"causal": "no"}, "causal is 'no'"),
         ({"block_size": 1}, {}, "block_size is 1"),
         ({"use_sliding_window": False}, {}, "use_sliding_window is False"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, {}, "rope_type is 'yarn'"),
+        ({"rope_scaling": {"rope_type": "linear"}}, {}, "rope_type is 'linear'"),
         ({"dflash_config": 3}, None, "dflash_config is 3"),
     ],
 )
@@ -356,3 +356,48 @@ def test_draft_and_target_folders_mixed_up(tmp_path: Path) -> None:
         load_draft(target)
     with pytest.raises(CheckpointError, match=r"config\.json: cannot be read"):
         load_target(tmp_path / "nowhere")
+
+
+def eos(folder: Path, generation: Any, **top: Any) -> tuple[int, ...]:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(changed(TARGET, **top)))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return read_target_config(folder).eos_ids
+
+
+@pytest.mark.parametrize(
+    ("top", "generation", "want"),
+    [
+        (95, None, (95,)),
+        (95, {"eos_token_id": [93, 95]}, (95, 93)),
+        (95, {"eos_token_id": 0}, (95, 0)),
+        (95, {"temperature": 0.6}, (95,)),
+        (0, {"eos_token_id": None}, (0,)),
+        (None, {"eos_token_id": [1, 2]}, (1, 2)),
+        (None, None, ()),
+    ],
+)
+def test_stop_ids_come_from_both_files(tmp_path: Path, top: Any, generation: Any, want: tuple[int, ...]) -> None:
+    assert eos(tmp_path, generation, eos_token_id=top) == want
+
+
+@pytest.mark.parametrize(
+    ("top", "generation", "where"),
+    [
+        (96, None, r"config\.json: eos_token_id is 96; it must be a token id below vocab_size \(96\)"),
+        (95, {"eos_token_id": [2, 96]}, r"generation_config\.json: eos_token_id is \[2, 96\]"),
+        (95, {"eos_token_id": "x"}, r"generation_config\.json: eos_token_id is 'x'"),
+        (95, [1], r"generation_config\.json: holds a JSON list"),
+    ],
+)
+def test_illegal_stop_ids_are_named(tmp_path: Path, top: Any, generation: Any, where: str) -> None:
+    with pytest.raises(CheckpointError, match=where):
+        eos(tmp_path, generation, eos_token_id=top)
+
+
+def test_a_container_keeps_the_stop_ids(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "source", TARGET, target_tensors(TARGET))
+    (source / "generation_config.json").write_text(json.dumps({"eos_token_id": [93, 95]}))
+    Conversion(source, "f16").write(tmp_path / "target.hfq", lambda tensor: None)
+    assert load_target(tmp_path / "target.hfq").config.eos_ids == (95, 93)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -57,12 +58,20 @@ def generate(
     block_size: BlockSize = None,
     kv_format: KvFormat = "q8_0",
     no_draft: NoDraft = False,
+    temperature: Annotated[float, typer.Option(help="Divides the logits; 0: greedy, nothing is drawn.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Draw from the k likeliest tokens; 0: from all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens up to this much probability.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Makes the draws repeat. [default: other ones each time]")] = None,
+    min_new_tokens: Annotated[int, typer.Option(help="Nothing but --max-new-tokens stops it before so many.")] = 0,
+    stop: Annotated[list[str] | None, typer.Option(help="A text to end before; may be given repeatedly.")] = None,
     as_json: _out.Json = False,
 ) -> None:
-    """Continue a text, printed as it is accepted. Greedy; speculative with a draft."""
+    """Continue a text, printed as it is accepted. Speculative with a draft; greedy unless --temperature is given."""
     text = _prompt(prompt, prompt_file)
     session = _open(target, draft, no_draft, kv_format)
-    _run(session, text, max_new_tokens, block_size, as_json)
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    ends = {"min_new_tokens": min_new_tokens, "stop_strings": stop or []}
+    _run(session, text, max_new_tokens, block_size, as_json, options={**sampling, **ends})
 
 
 def _prompt(prompt: str | None, file: Path | None) -> str:
@@ -132,18 +141,23 @@ def _run(
     block_size: int | None,
     as_json: bool,
     echo: bool = False,
+    options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Generate, print the text as it comes, then what it took. `echo` prints the prompt before it."""
+    """Generate, print the text as it comes, then what it took.
+
+    `echo` prints the prompt before it; `options` are further ones of `Engine.stream`.
+    """
     from threadpoolctl import threadpool_limits
 
     engine, prompt = session.engine, session.tokenizer.encode(text)
+    options = {"block_size": block_size, "tokenizer": session.tokenizer, **(options or {})}
     with threadpool_limits(session.blas_threads):
         # One cycle first, so that every kernel is built and loaded before anything is timed.
         engine.generate(prompt[:1], 1 if block_size == 1 else 2, stop=(), block_size=block_size)
-        generation = engine.stream(prompt, max_new_tokens, block_size=block_size)
+        generation = engine.stream(prompt, max_new_tokens, **options)
         if echo and not as_json:
             typer.secho(text, dim=True, nl=False)
-        pieces, prefill_s, decode_s = _drain(generation, session.tokenizer, as_json)
+        pieces, prefill_s, decode_s = _drain(generation, session.tokenizer, as_json, options.get("stop_strings", ()))
     summary = _summary(generation.result, prefill_s, decode_s)
     if as_json:
         _out.document({"text": "".join(pieces), **summary})
@@ -151,17 +165,29 @@ def _run(
         print(f"{pieces[-1]}\n\n{_in_words(summary)}")
 
 
-def _drain(generation: Generation, tokenizer: Tokenizer, silent: bool) -> tuple[list[str], float, float]:
-    """Run to the end and print the text as it comes. Gives its pieces, the prefill and the decode seconds."""
+def _drain(
+    generation: Generation, tokenizer: Tokenizer, silent: bool, stop_strings: Sequence[str] = ()
+) -> tuple[list[str], float, float]:
+    """Run to the end and print the text as it comes. Gives its pieces, the prefill and the decode seconds.
+
+    The pieces end where a stop string begins, so what may be the beginning of one is held back.
+    """
     decoder = tokenizer.stream()
     times = [time.perf_counter()]
     pieces: list[str] = []
+    held, hold = "", max(map(len, stop_strings), default=1) - 1
     for tokens in generation:
         times.append(time.perf_counter())
-        pieces.append(decoder.push(tokens))
+        held += decoder.push(tokens)
+        ready = max(0, len(held) - hold)
+        if stop_strings and generation.result.text_end is not None:
+            ready = generation.result.text_end - sum(map(len, pieces))
+        pieces.append(held[:ready])
+        held = held[ready:]
         if not silent:
             print(pieces[-1], end="", flush=True)
-    pieces.append(decoder.finish())
+    ended = stop_strings and generation.result.text_end is not None
+    pieces.append("" if ended else held + decoder.finish())
     return pieces, times[1] - times[0], times[-1] - times[1]
 
 

@@ -1,0 +1,245 @@
+"""What config.json, or the copy of it in a container, says about a DFlash draft, checked while it is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError
+from .checkpoint import read_config
+from .config import AttentionDims, Reader, layer_types, read_attention, read_rope, token_ids
+from .hfq import DRAFT, read_container
+from .yarn import Yarn, attention_factor
+
+
+@dataclass(frozen=True)
+class DraftConfig:
+    """A DFlash draft.
+
+    Attributes:
+        source: the checkpoint folder or container, for messages.
+        vocab_size: ids of the target.
+        draft_vocab_size: rows of the draft's own head, where it has one; vocab_size unless reduced.
+        tied: whether a draft with an embedding but no head of its own uses the embedding for both.
+        windows: per layer, the sliding window in keys; 0 for full attention.
+        causal: per layer, whether a block row sees only itself and what is before it.
+        yarn: the scaling of its RoPE, None for the plain form. RoPE turns the whole head_dim: a
+            partial_rotary_factor in a draft's config comes from the target's and is not read.
+        block_size: rows of a draft block: the anchor and block_size - 1 proposals.
+        target_layer_ids: the target layers whose outputs are the draft's context.
+        num_target_layers: layers of the target it was made for, None when the file does not say.
+        input_scale: factor on the embeddings of a block.
+        output_scale: factor on the logits.
+        softcap: c of c * tanh(logits / c), applied to the scaled logits; None for none.
+    """
+
+    source: str
+    vocab_size: int
+    draft_vocab_size: int
+    tied: bool
+    hidden_size: int
+    intermediate_size: int
+    attention: AttentionDims
+    windows: tuple[int, ...]
+    causal: tuple[bool, ...]
+    rope_theta: float
+    yarn: Yarn | None
+    rms_norm_eps: float
+    block_size: int
+    mask_token_id: int
+    target_layer_ids: tuple[int, ...]
+    num_target_layers: int | None
+    input_scale: float
+    output_scale: float
+    softcap: float | None
+
+
+# Keys of dflash_config that are read. draft_vocab_size is at home at top level, is_causal too.
+_READ = {
+    "mask_token_id",
+    "target_layer_ids",
+    "block_size",
+    "causal",
+    "is_causal",
+    "use_swa",
+    "swa_window_size",
+    "draft_vocab_size",
+    "input_embedding_scale",
+    "output_multiplier",
+    "final_logit_softcapping",
+}
+# Keys that ask for a forward pass that is not here, with what they are and the values that ask for nothing.
+_REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "conv_kernel_size": ("taps of the convolutions of DFlash 2 around attention and MLP", (0,)),
+    "conv_group_size": ("channels per group of the convolutions of DFlash 2", (0,)),
+    "selector_rank": ("rank of the candidate selector of DFlash 2", (0,)),
+    "selector_top_k": ("candidates of the candidate selector of DFlash 2", (0,)),
+    "sample_from_anchor": ("a proposal from the anchor's own row", (False,)),
+    "attention_sink_bias": ("a learned sink in the softmax of attention", (False,)),
+}
+_YARN_KEYS = {
+    *("factor", "original_max_position_embeddings", "attention_factor", "mscale", "mscale_all_dim", "beta_fast"),
+    *("beta_slow", "truncate", "rope_theta", "rope_type", "type", "partial_rotary_factor"),
+}
+
+
+def read_draft_config(path: Path) -> DraftConfig:
+    """Parse the config of a DFlash draft.
+
+    What is a draft's own stands at top level or in dflash_config. A setting that the draft here does not implement is
+    refused by name.
+
+    Raises:
+        CheckpointError: a required key is missing or illegal, or a setting is not implemented.
+    """
+    top, where = read_config(path, DRAFT)
+    reader = Reader(top, where)
+    inner = _dflash(reader)
+    taps = token_ids(inner.values.get("target_layer_ids"))
+    if not taps or len(set(taps)) != len(taps):
+        raise inner.fail("target_layer_ids", "a list of different target layer numbers")
+    vocab = reader.count("vocab_size")
+    rope, kind = read_rope(reader, ("default", "mrope", "yarn"))
+    windows, causal = _masks(reader, inner)
+    config = DraftConfig(
+        source=str(path),
+        vocab_size=vocab,
+        draft_vocab_size=_draft_vocab(inner, vocab),
+        tied=bool(top.get("tie_word_embeddings", False)),
+        hidden_size=reader.count("hidden_size"),
+        intermediate_size=reader.count("intermediate_size"),
+        attention=read_attention(reader),
+        windows=windows,
+        causal=causal,
+        rope_theta=rope.number("rope_theta"),
+        yarn=_yarn(reader, rope) if kind == "yarn" else None,
+        rms_norm_eps=reader.number("rms_norm_eps"),
+        block_size=inner.count("block_size", least=2),
+        mask_token_id=_mask_token(inner, vocab),
+        target_layer_ids=taps,
+        num_target_layers=reader.count("num_target_layers") if "num_target_layers" in top else None,
+        input_scale=_given(inner, "input_embedding_scale") or 1.0,
+        output_scale=_given(inner, "output_multiplier") or 1.0,
+        softcap=_given(inner, "final_logit_softcapping"),
+    )
+    _check_dflash(path, config)
+    return config
+
+
+def dflash_metadata(config: DraftConfig) -> dict[str, Any]:
+    """What a container of a draft says again beside its config."""
+    return {
+        "block_size": config.block_size,
+        "mask_token_id": config.mask_token_id,
+        "target_layer_ids": list(config.target_layer_ids),
+    }
+
+
+def _check_dflash(path: Path, config: DraftConfig) -> None:
+    """A container's dflash object must say what its config says."""
+    if not path.is_file():
+        return
+    said = read_container(path).metadata.get("dflash")
+    if not isinstance(said, dict):
+        raise CheckpointError(f"metadata of {path}: dflash is {said!r}; a draft must have the object")
+    for key, value in dflash_metadata(config).items():
+        if said.get(key) != value:
+            raise CheckpointError(
+                f"metadata of {path}: dflash has {key} {said.get(key)!r}, config has {value!r}; they must be equal"
+            )
+
+
+def _dflash(reader: Reader) -> Reader:
+    """The keys of dflash_config over those at top level, none of which may be unknown or not implemented."""
+    dflash = reader.values.get("dflash_config", {})
+    if not isinstance(dflash, dict):
+        raise reader.fail("dflash_config", "an object")
+    inner = Reader({**reader.values, **dflash}, f"{reader.where} (top level or dflash_config)")
+    for key, (meaning, neutral) in _REFUSED.items():
+        value = inner.values.get(key)
+        if value is not None and value not in neutral:
+            raise CheckpointError(f"{inner.where}: {key} is {value!r} ({meaning}); such a draft is not implemented")
+    if unknown := sorted(dflash.keys() - _READ - _REFUSED.keys()):
+        raise CheckpointError(f"{inner.where}: {unknown[0]} is set; that kind of draft is not implemented")
+    return inner
+
+
+def _given(reader: Reader, key: str) -> float | None:
+    """A positive number, None where the key is absent or null."""
+    return None if reader.values.get(key) is None else reader.number(key)
+
+
+def _flag(reader: Reader, key: str) -> bool | None:
+    value = reader.values.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise reader.fail(key, "true, false or absent")
+    return value
+
+
+def _draft_vocab(inner: Reader, vocab: int) -> int:
+    if inner.values.get("draft_vocab_size") is None:
+        return vocab
+    if (size := inner.count("draft_vocab_size")) > vocab:
+        raise inner.fail("draft_vocab_size", f"at most vocab_size ({vocab})")
+    return size
+
+
+def _mask_token(inner: Reader, vocab: int) -> int:
+    if (mask := inner.count("mask_token_id", least=0)) >= vocab:
+        raise inner.fail("mask_token_id", f"a token id below vocab_size ({vocab})")
+    return mask
+
+
+def _masks(reader: Reader, inner: Reader) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+    """Window and causality per layer.
+
+    layer_types says which layers slide; use_swa makes all of them slide where it names none. Layers that layer_types
+    calls sliding are causal and others not, unless `causal` or `is_causal` says it for all.
+    """
+    layers = reader.count("num_hidden_layers")
+    types = layer_types(reader, layers, ("sliding_attention", "full_attention"))
+    named = tuple(kind == "sliding_attention" for kind in types or ("full_attention",) * layers)
+    if any(named) and reader.values.get("use_sliding_window") is False:
+        raise reader.fail("use_sliding_window", "true where layer_types names sliding_attention")
+    use_swa = _flag(inner, "use_swa")
+    slides = (True,) * layers if use_swa and not any(named) else named
+    window = _window(reader, inner, bool(use_swa)) if any(slides) else 0
+    said, also = _flag(inner, "causal"), _flag(inner, "is_causal")
+    if None not in (said, also) and said != also:
+        raise inner.fail("causal", f"what is_causal is ({also!r})")
+    causal = also if said is None else said
+    return tuple(window if slide else 0 for slide in slides), named if causal is None else (causal,) * layers
+
+
+def _window(reader: Reader, inner: Reader, use_swa: bool) -> int:
+    """swa_window_size under use_swa, sliding_window without. Where a file has both for the same layers, they agree."""
+    if not use_swa:
+        return reader.count("sliding_window")
+    window = inner.count("swa_window_size")
+    if reader.values.get("sliding_window") not in (None, window):
+        raise inner.fail("swa_window_size", f"equal to sliding_window ({reader.values['sliding_window']!r})")
+    return window
+
+
+def _yarn(reader: Reader, rope: Reader) -> Yarn:
+    """The settings of YaRN. Without a factor it is max_position_embeddings over the original context."""
+    for key in ("rope_scaling", "rope_parameters"):
+        if unknown := sorted((reader.values.get(key) or {}).keys() - _YARN_KEYS):
+            raise CheckpointError(f"{reader.where} ({key}): {unknown[0]} is set; YaRN with it is not implemented")
+    stated = rope.values.get("original_max_position_embeddings") is not None
+    original = rope.count("original_max_position_embeddings" if stated else "max_position_embeddings")
+    factor = _given(rope, "factor")
+    if factor is None and stated:
+        factor = rope.count("max_position_embeddings") / original
+    if factor is None or factor < 1:
+        raise rope.fail("factor", "a number of at least 1")
+    if rope.number("rope_theta") <= 1:
+        raise rope.fail("rope_theta", "a number above 1 under YaRN")
+    fast, slow = _given(rope, "beta_fast") or 32.0, _given(rope, "beta_slow") or 1.0
+    if fast <= slow:
+        raise rope.fail("beta_fast", f"a number above beta_slow ({slow})")
+    scale = _given(rope, "attention_factor")
+    if scale is None:
+        scale = attention_factor(factor, _given(rope, "mscale"), _given(rope, "mscale_all_dim"))
+    return Yarn(factor, original, scale, fast, slow, truncate=_flag(rope, "truncate") is not False)
