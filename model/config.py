@@ -100,6 +100,7 @@ class Reader:
 
 
 def read_attention(reader: Reader) -> AttentionDims:
+    """The dims of full attention that a config states, checked."""
     reader.only("attention_bias", (False,))
     reader.only("hidden_act", ("silu",))
     dims = AttentionDims(
@@ -135,6 +136,7 @@ def read_rope(reader: Reader, legal: tuple[str, ...] = ("default", "mrope")) -> 
 
 
 def layer_types(reader: Reader, layers: int, legal: tuple[str, ...]) -> tuple[str, ...] | None:
+    """The kind of every layer as the config states it, one of `legal` each; None where it does not."""
     types = reader.values.get("layer_types")
     if types is None:
         return None
