@@ -70,6 +70,12 @@ def _above_min_ctx(r: AttendRequest, policy: Policy, record: Evidence | None) ->
     return (Check("logical_ctx", seen, required, ok),)
 
 
+def _replayable(family: str) -> tuple[Predicate, ...]:
+    """A launch that is captured or recorded must stay right as the context grows: the declaration knows which does."""
+    legal = (False, True) if families()[family].graph_safe else (False,)
+    return (checks.one_of("capturing", *legal), checks.one_of("recording", *legal))
+
+
 def _multirow(rows: int) -> Route:
     return Route(
         name=f"rows{rows}",
@@ -78,12 +84,11 @@ def _multirow(rows: int) -> Route:
         variant=lambda r: families()["attention_flash_q8_0_rows"].variant(rows=rows, head_dim=r.head_dim),
         predicates=(
             *_VERIFY,
-            checks.one_of("head_dim", 128, 256),
+            checks.one_of("head_dim", *families()["attention_flash_q8_0_rows"].params["head_dim"]),
             checks.equals("layout", "chain"),
             checks.between("rows", rows, 32),
             checks.equals("window", 0),
-            checks.equals("capturing", False),
-            checks.equals("recording", False),
+            *_replayable("attention_flash_q8_0_rows"),
         ),
         policy_checks=_above_min_ctx,
         needs_evidence=True,
@@ -108,8 +113,7 @@ TILE_BATCHED = Route(
         checks.between("rows", 1),
         checks.between("logical_ctx", 0),
         checks.between("window", 0),
-        checks.one_of("capturing", False, True),
-        checks.one_of("recording", False, True),
+        *_replayable("attention_flash_q8_0_tile_batched"),
     ),
 )
 
@@ -128,8 +132,7 @@ def _draft(name: str, sliding: bool, *predicates: Predicate) -> Route:
             checks.tiled_head_dim,
             checks.between("rows", 1),
             checks.between("logical_ctx", 1),
-            checks.one_of("capturing", False, True),
-            checks.one_of("recording", False, True),
+            *_replayable("attention_dflash_f32"),
             *predicates,
         ),
     )

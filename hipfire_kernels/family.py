@@ -89,7 +89,8 @@ class KernelFamily:
         lds: the LDS arrays.
         oracle: which check of `parity` holds this family against `reference`.
         tolerance: the limit that check applies.
-        graph_safe: the grid does not depend on the live context, so that a captured graph stays valid as it grows.
+        graph_safe: a captured launch stays right as the context grows: what it depends on is read on the device, or can
+            be given for the whole capacity. Routes of other families are refused while capturing or recording.
         where: combinations of parameters that exist; all by default.
     """
 

@@ -96,6 +96,7 @@ TILE_BATCHED = KernelFamily(
     lds=lambda v: (Lds("scores", "float", TILE),),
     oracle="attend",
     tolerance=EXACT_F32,
+    graph_safe=True,
 )
 
 ROWS = KernelFamily(

@@ -85,6 +85,8 @@ def test_truth_table(changes: dict[str, Any], route: str | None) -> None:
         ({"causal": True}, "dflash_sliding"),
         ({"kv_format": "q8_0"}, None),
         ({"head_dim": 40}, None),
+        ({"capturing": True}, None),  # the number of keys is an argument: a replay would stop at the old context
+        ({"recording": True}, None),
     ],
 )
 def test_draft_routes(changes: dict[str, Any], route: str | None) -> None:
@@ -136,6 +138,14 @@ def test_a_minimum_context_that_is_not_legal_is_an_error(value: str) -> None:
         pytest.raises(InputError, match=r"HIPFIRE_FA_PERTOKEN_MIN_CTX.*legal: 0"),
     ):
         admit(verify())
+
+
+@pytest.mark.parametrize("flag", ["capturing", "recording"])
+def test_what_is_replayed_takes_graph_safe_families_alone(flag: str) -> None:
+    for route in ROUTES:
+        request = dataclasses.replace(DRAFT if route.workload == "draft" else VERIFY, **{flag: True})
+        replayed = [c for c in admit(request).checks[route.name] if c.name == flag]
+        assert [c.ok for c in replayed] == [families()[route.family].graph_safe], route.name
 
 
 def test_every_family_has_a_route_or_says_why_not() -> None:
