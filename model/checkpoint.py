@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,23 @@ def _scan_folder(folder: Path) -> dict[str, TensorEntry]:
     return entries
 
 
+@dataclass(frozen=True)
+class LoadProgress:
+    """How far the loading of a checkpoint is.
+
+    Attributes:
+        tensor: canonical name of the tensor that was read last.
+        done: bytes in the file of what has been read.
+        total: bytes in the file of all that will be.
+        skipped: stored names of the tensors that are not read, by rule.
+    """
+
+    tensor: str
+    done: int
+    total: int
+    skipped: tuple[str, ...]
+
+
 class Checkpoint:
     """The tensors of one checkpoint, under canonical names.
 
@@ -156,6 +174,7 @@ class Checkpoint:
     Attributes:
         entries: canonical name -> where the tensor lies.
         skipped: stored names of the tensors that are skipped by rule.
+        progress: called after each tensor that is read; None for nobody.
 
     Raises:
         CheckpointError: unreadable files, or a set of tensors that is not exactly `expected`.
@@ -170,6 +189,8 @@ class Checkpoint:
     ) -> None:
         self.entries: dict[str, TensorEntry] = {}
         self.skipped: list[str] = []
+        self.progress: Callable[[LoadProgress], None] | None = None
+        self._done = 0
         self._maps: dict[Path, mmap.mmap] = {}
         found = read_container(path).tensors if path.is_file() else _scan_folder(path)
         for stored, entry in found.items():
@@ -181,6 +202,7 @@ class Checkpoint:
             else:
                 self.entries[name] = entry
         self._check(path, expected, optional or {})
+        self._total = sum(entry.end - entry.begin for entry in self.entries.values())
 
     def _check(
         self, path: Path, required: Mapping[str, tuple[int, ...]], optional: Mapping[str, tuple[int, ...]]
@@ -212,7 +234,11 @@ class Checkpoint:
         if entry.file not in self._maps:
             with entry.file.open("rb") as file:
                 self._maps[entry.file] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return entry.decode(memoryview(self._maps[entry.file])[entry.begin : entry.end])
+        values = entry.decode(memoryview(self._maps[entry.file])[entry.begin : entry.end])
+        self._done += entry.end - entry.begin
+        if self.progress is not None:
+            self.progress(LoadProgress(name, self._done, self._total, tuple(self.skipped)))
+        return values
 
 
 _TEXT_PREFIX = re.compile(r"^model\.(language_model\.)?(?=embed_tokens\.|layers\.|norm\.)")

@@ -1,19 +1,16 @@
-"""What config.json, or the copy of it in a container, says about a target, checked while it is read.
-
-The reading itself, `Reader` and the functions on it, serves the draft's config too.
-"""
+"""What config.json, or the copy of it in a container, says about a target, checked while it is read."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..errors import CheckpointError
 from .checkpoint import read_config, read_generation_config
+from .config_reader import Reader, layer_types, token_ids
 from .hfq import TARGET
+from .rope_config import read_rope
+from .yarn import Yarn
 
 
 @dataclass(frozen=True)
@@ -49,7 +46,8 @@ class TargetConfig:
         source: the checkpoint folder or container, for messages.
         full_attention: per layer, True for softmax attention and False for Gated DeltaNet.
         rotary_dim: leading dimensions of a head that RoPE turns.
-        max_positions: capacity in tokens.
+        yarn: the scaling of its RoPE, None for the plain form.
+        max_positions: capacity in tokens; under YaRN at least the original context times its factor.
         eos_ids: tokens that end a generation by default: those of config.json, then those of generation_config.json.
     """
 
@@ -62,41 +60,11 @@ class TargetConfig:
     delta: DeltaDims
     rotary_dim: int
     rope_theta: float
+    yarn: Yarn | None
     rms_norm_eps: float
     max_positions: int
     tied: bool
     eos_ids: tuple[int, ...]
-
-
-class Reader:
-    """Required and optional keys of one JSON object; every complaint names the file and the key."""
-
-    def __init__(self, values: Mapping[str, Any], where: str) -> None:
-        self.values = values
-        self.where = where
-
-    def fail(self, key: str, need: str) -> CheckpointError:
-        if key not in self.values:
-            return CheckpointError(f"{self.where}: required key {key!r} is missing; it must be {need}")
-        return CheckpointError(f"{self.where}: {key} is {self.values[key]!r}; it must be {need}")
-
-    def count(self, key: str, least: int = 1) -> int:
-        value = self.values.get(key)
-        if type(value) is not int or value < least:
-            raise self.fail(key, f"a whole number of at least {least}")
-        return value
-
-    def number(self, key: str) -> float:
-        value = self.values.get(key)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-            raise self.fail(key, "a positive number")
-        return float(value)
-
-    def only(self, key: str, legal: tuple[Any, ...]) -> None:
-        """`key` may be absent, null or one of `legal`: anything else asks for arithmetic that is not here."""
-        value = self.values.get(key)
-        if value is not None and value not in legal:
-            raise self.fail(key, " or ".join(["absent", *map(repr, legal)]) + " (nothing else is implemented)")
 
 
 def read_attention(reader: Reader) -> AttentionDims:
@@ -113,44 +81,6 @@ def read_attention(reader: Reader) -> AttentionDims:
     return dims
 
 
-def read_rope(reader: Reader, legal: tuple[str, ...] = ("default", "mrope")) -> tuple[Reader, str]:
-    """The RoPE settings: rope_parameters, or the older rope_theta, partial_rotary_factor and rope_scaling.
-
-    Returns:
-        The settings beside all other keys, and their kind, one of `legal`.
-    """
-    values, kinds = dict(reader.values), set[str]()
-    for key in ("rope_scaling", "rope_parameters"):
-        inner = reader.values.get(key) or {}
-        if not isinstance(inner, Mapping):
-            raise reader.fail(key, "an object or null")
-        for kind in ("rope_type", "type"):
-            Reader(inner, f"{reader.where} ({key})").only(kind, legal)
-            # Three equal position grids, which is what text has, make mrope the plain form.
-            if inner.get(kind) is not None:
-                kinds.add("default" if inner[kind] == "mrope" else inner[kind])
-        values.update(inner)
-    if len(kinds) > 1:
-        raise CheckpointError(f"{reader.where}: rope_type is {' and '.join(sorted(kinds))}; it must be one of them")
-    return Reader(values, reader.where), kinds.pop() if kinds else "default"
-
-
-def layer_types(reader: Reader, layers: int, legal: tuple[str, ...]) -> tuple[str, ...] | None:
-    """The kind of every layer as the config states it, one of `legal` each; None where it does not."""
-    types = reader.values.get("layer_types")
-    if types is None:
-        return None
-    if not isinstance(types, list) or len(types) != layers or any(kind not in legal for kind in types):
-        raise reader.fail("layer_types", f"a list of {layers} (num_hidden_layers) of {' or '.join(legal)}")
-    return tuple(types)
-
-
-def token_ids(value: Any) -> tuple[int, ...] | None:
-    """A tuple of token or layer ids from a number or a list of numbers, None when it is neither."""
-    items = value if isinstance(value, list) else [value]
-    return tuple(items) if all(type(item) is int and item >= 0 for item in items) else None
-
-
 def read_target_config(path: Path) -> TargetConfig:
     """Parse the config of a target: the text model's own, or the multimodal wrapper's with a text_config.
 
@@ -161,16 +91,16 @@ def read_target_config(path: Path) -> TargetConfig:
     text = top.get("text_config", top)
     if not isinstance(text, dict):
         raise CheckpointError(f"{where}: text_config must be an object, not {text!r}")
-    reader = Reader(text, where)
+    reader, outer = Reader(text, where), Reader(top, where)
     if text.get("model_type") not in ("qwen3_5_text", "qwen3_5"):
         raise reader.fail("model_type", "'qwen3_5_text' (a Qwen3.5 dense text model)")
     reader.only("attn_output_gate", (True,))
-    layers = reader.count("num_hidden_layers")
+    layers = reader.layers()
     types = layer_types(reader, layers, ("linear_attention", "full_attention"))
     if types is None:
         interval = reader.count("full_attention_interval") if "full_attention_interval" in text else 4
         types = tuple("linear_attention" if (i + 1) % interval else "full_attention" for i in range(layers))
-    attention, (rope, _) = read_attention(reader), read_rope(reader)
+    attention, (rope, yarn) = read_attention(reader), read_rope(reader)
     return TargetConfig(
         source=str(path),
         vocab_size=reader.count("vocab_size"),
@@ -181,11 +111,23 @@ def read_target_config(path: Path) -> TargetConfig:
         delta=_delta(reader),
         rotary_dim=_rotary_dim(rope, attention.head_dim),
         rope_theta=rope.number("rope_theta"),
+        yarn=yarn,
         rms_norm_eps=reader.number("rms_norm_eps"),
-        max_positions=reader.count("max_position_embeddings"),
-        tied=bool(text.get("tie_word_embeddings", top.get("tie_word_embeddings", False))),
-        eos_ids=_eos_ids(path, [reader, Reader(top, where)]),
+        max_positions=_max_positions(reader, yarn),
+        tied=_tied([reader, outer]),
+        eos_ids=_eos_ids(path, [reader, outer]),
     )
+
+
+def _max_positions(reader: Reader, yarn: Yarn | None) -> int:
+    stated = reader.count("max_position_embeddings")
+    return stated if yarn is None else max(stated, int(yarn.factor * yarn.original_positions))
+
+
+def _tied(configs: list[Reader]) -> bool:
+    """The text model's own word, before that of the wrapper around it."""
+    said = [flag for reader in configs if (flag := reader.flag("tie_word_embeddings")) is not None]
+    return bool(said) and said[0]
 
 
 def _eos_ids(path: Path, configs: list[Reader]) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from .chat import chat_settings
 from .checkpoint import read_generation_config
 from .draft_config import dflash_metadata
 from .hfq import DRAFT, TARGET, Planned, write_container
@@ -63,6 +64,8 @@ class Conversion:
         self._metadata: dict[str, Any] = {"config": config, "tokenizer": tokenizer_text(source)}
         if generation := read_generation_config(source)[0]:
             self._metadata["generation_config"] = generation
+        if chat := chat_settings(source):
+            self._metadata["tokenizer_config"] = chat
         if any(key in config for key in _DRAFT_KEYS):
             draft, self._checkpoint = open_draft(source)
             self.arch_id = DRAFT

@@ -8,9 +8,11 @@ from typing import Any
 
 from ..errors import CheckpointError
 from .checkpoint import read_config
-from .config import AttentionDims, Reader, layer_types, read_attention, read_rope, token_ids
+from .config import AttentionDims, read_attention
+from .config_reader import Reader, layer_types, token_ids
 from .hfq import DRAFT, read_container
-from .yarn import Yarn, attention_factor
+from .rope_config import read_rope
+from .yarn import Yarn
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class DraftConfig:
     softcap: float | None
 
 
+_CAP = "final_logit_softcapping"  # 0 for none, as the draft's own library reads it
 # Keys of dflash_config that are read. draft_vocab_size is at home at top level, is_causal too.
 _READ = {
     "mask_token_id",
@@ -67,7 +70,7 @@ _READ = {
     "draft_vocab_size",
     "input_embedding_scale",
     "output_multiplier",
-    "final_logit_softcapping",
+    _CAP,
 }
 # Keys that ask for a forward pass that is not here, with what they are and the values that ask for nothing.
 _REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
@@ -77,10 +80,6 @@ _REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "selector_top_k": ("candidates of the candidate selector of DFlash 2", (0,)),
     "sample_from_anchor": ("a proposal from the anchor's own row", (False,)),
     "attention_sink_bias": ("a learned sink in the softmax of attention", (False,)),
-}
-_YARN_KEYS = {
-    *("factor", "original_max_position_embeddings", "attention_factor", "mscale", "mscale_all_dim", "beta_fast"),
-    *("beta_slow", "truncate", "rope_theta", "rope_type", "type", "partial_rotary_factor"),
 }
 
 
@@ -100,28 +99,28 @@ def read_draft_config(path: Path) -> DraftConfig:
     if not taps or len(set(taps)) != len(taps):
         raise inner.fail("target_layer_ids", "a list of different target layer numbers")
     vocab = reader.count("vocab_size")
-    rope, kind = read_rope(reader, ("default", "mrope", "yarn"))
+    rope, yarn = read_rope(reader)
     windows, causal = _masks(reader, inner)
     config = DraftConfig(
         source=str(path),
         vocab_size=vocab,
         draft_vocab_size=_draft_vocab(inner, vocab),
-        tied=bool(top.get("tie_word_embeddings", False)),
+        tied=bool(reader.flag("tie_word_embeddings")),
         hidden_size=reader.count("hidden_size"),
         intermediate_size=reader.count("intermediate_size"),
         attention=read_attention(reader),
         windows=windows,
         causal=causal,
         rope_theta=rope.number("rope_theta"),
-        yarn=_yarn(reader, rope) if kind == "yarn" else None,
+        yarn=yarn,
         rms_norm_eps=reader.number("rms_norm_eps"),
         block_size=inner.count("block_size", least=2),
         mask_token_id=_mask_token(inner, vocab),
         target_layer_ids=taps,
         num_target_layers=reader.count("num_target_layers") if "num_target_layers" in top else None,
-        input_scale=_given(inner, "input_embedding_scale") or 1.0,
-        output_scale=_given(inner, "output_multiplier") or 1.0,
-        softcap=_given(inner, "final_logit_softcapping"),
+        input_scale=inner.given("input_embedding_scale") or 1.0,
+        output_scale=inner.given("output_multiplier") or 1.0,
+        softcap=None if inner.values.get(_CAP) == 0 else inner.given(_CAP),
     )
     _check_dflash(path, config)
     return config
@@ -165,18 +164,6 @@ def _dflash(reader: Reader) -> Reader:
     return inner
 
 
-def _given(reader: Reader, key: str) -> float | None:
-    """A positive number, None where the key is absent or null."""
-    return None if reader.values.get(key) is None else reader.number(key)
-
-
-def _flag(reader: Reader, key: str) -> bool | None:
-    value = reader.values.get(key)
-    if value is not None and not isinstance(value, bool):
-        raise reader.fail(key, "true, false or absent")
-    return value
-
-
 def _draft_vocab(inner: Reader, vocab: int) -> int:
     if inner.values.get("draft_vocab_size") is None:
         return vocab
@@ -197,15 +184,15 @@ def _masks(reader: Reader, inner: Reader) -> tuple[tuple[int, ...], tuple[bool, 
     layer_types says which layers slide; use_swa makes all of them slide where it names none. Layers that layer_types
     calls sliding are causal and others not, unless `causal` or `is_causal` says it for all.
     """
-    layers = reader.count("num_hidden_layers")
+    layers = reader.layers()
     types = layer_types(reader, layers, ("sliding_attention", "full_attention"))
     named = tuple(kind == "sliding_attention" for kind in types or ("full_attention",) * layers)
     if any(named) and reader.values.get("use_sliding_window") is False:
         raise reader.fail("use_sliding_window", "true where layer_types names sliding_attention")
-    use_swa = _flag(inner, "use_swa")
+    use_swa = inner.flag("use_swa")
     slides = (True,) * layers if use_swa and not any(named) else named
     window = _window(reader, inner, bool(use_swa)) if any(slides) else 0
-    said, also = _flag(inner, "causal"), _flag(inner, "is_causal")
+    said, also = inner.flag("causal"), inner.flag("is_causal")
     if None not in (said, also) and said != also:
         raise inner.fail("causal", f"what is_causal is ({also!r})")
     causal = also if said is None else said
@@ -220,26 +207,3 @@ def _window(reader: Reader, inner: Reader, use_swa: bool) -> int:
     if reader.values.get("sliding_window") not in (None, window):
         raise inner.fail("swa_window_size", f"equal to sliding_window ({reader.values['sliding_window']!r})")
     return window
-
-
-def _yarn(reader: Reader, rope: Reader) -> Yarn:
-    """The settings of YaRN. Without a factor it is max_position_embeddings over the original context."""
-    for key in ("rope_scaling", "rope_parameters"):
-        if unknown := sorted((reader.values.get(key) or {}).keys() - _YARN_KEYS):
-            raise CheckpointError(f"{reader.where} ({key}): {unknown[0]} is set; YaRN with it is not implemented")
-    stated = rope.values.get("original_max_position_embeddings") is not None
-    original = rope.count("original_max_position_embeddings" if stated else "max_position_embeddings")
-    factor = _given(rope, "factor")
-    if factor is None and stated:
-        factor = rope.count("max_position_embeddings") / original
-    if factor is None or factor < 1:
-        raise rope.fail("factor", "a number of at least 1")
-    if rope.number("rope_theta") <= 1:
-        raise rope.fail("rope_theta", "a number above 1 under YaRN")
-    fast, slow = _given(rope, "beta_fast") or 32.0, _given(rope, "beta_slow") or 1.0
-    if fast <= slow:
-        raise rope.fail("beta_fast", f"a number above beta_slow ({slow})")
-    scale = _given(rope, "attention_factor")
-    if scale is None:
-        scale = attention_factor(factor, _given(rope, "mscale"), _given(rope, "mscale_all_dim"))
-    return Yarn(factor, original, scale, fast, slow, truncate=_flag(rope, "truncate") is not False)

@@ -16,6 +16,7 @@ their Hugging Face names. The metadata has
     dflash      of a draft (arch_id 20) alone: an object with its block_size, mask_token_id and target_layer_ids
     tokenizer   the text of tokenizer.json, or null
     generation_config   the object of generation_config.json, where there is one
+    tokenizer_config    where there is a chat template: it and the special tokens, as tokenizer_config.json has them
 
 and may have more, which is not read.
 """

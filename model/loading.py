@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CheckpointError
-from .checkpoint import VOCABULARY_MAP, Checkpoint, draft_name, target_name
+from .checkpoint import VOCABULARY_MAP, Checkpoint, LoadProgress, draft_name, target_name
 from .config import TargetConfig, read_target_config
 from .deltanet import DeltaNet
 from .dflash import DFlashDraft, DraftLayer
@@ -19,34 +20,41 @@ from .layers import Array, GatedMlp, Rope
 from .qwen35 import FullAttention, Layer, Target
 
 Shapes = dict[str, tuple[int, ...]]
+Progress = Callable[[LoadProgress], None]
 
 
-def load_target(path: str | PathLike[str]) -> Target:
+def load_target(path: str | PathLike[str], *, progress: Progress | None = None) -> Target:
     """Load a Qwen3.5 target: a Hugging Face checkpoint folder (config.json, safetensors), or a .hfq container.
 
     Every format becomes float32. Vision and multi-token-prediction tensors are skipped.
+
+    Args:
+        path: the folder or the container.
+        progress: called after each tensor; what it raises ends the load.
 
     Raises:
         CheckpointError: it is not exactly a Qwen3.5 dense text model; the message names what is wrong.
     """
     config, tensors = open_target(Path(path))
+    tensors.progress = progress
     embedding = tensors.read("embed_tokens.weight")
     return Target(
         config=config,
         layers=tuple(_target_layer(config, tensors, i) for i in range(len(config.full_attention))),
         embedding=embedding,
         norm=1 + tensors.read("norm.weight"),
-        lm_head=embedding if config.tied else tensors.read("lm_head.weight"),
+        lm_head=_tied_head(tensors, embedding) if config.tied else tensors.read("lm_head.weight"),
     )
 
 
-def load_draft(path: str | PathLike[str]) -> DFlashDraft:
-    """Load a DFlash draft from its checkpoint folder, or from a .hfq container.
+def load_draft(path: str | PathLike[str], *, progress: Progress | None = None) -> DFlashDraft:
+    """Load a DFlash draft from its checkpoint folder, or from a .hfq container. Arguments as for `load_target`.
 
     Raises:
         CheckpointError: it is not exactly a DFlash draft; the message names what is wrong.
     """
     config, tensors = open_draft(Path(path))
+    tensors.progress = progress
     embedding, lm_head = (_own(tensors, name) for name in ("embed_tokens.weight", "lm_head.weight"))
     return DFlashDraft(
         config=config,
@@ -67,7 +75,8 @@ def open_target(path: Path) -> tuple[TargetConfig, Checkpoint]:
         CheckpointError: as `load_target`.
     """
     config = read_target_config(path)
-    return config, Checkpoint(path, _target_shapes(config), target_name)
+    head = {"lm_head.weight": (config.vocab_size, config.hidden_size)}
+    return config, Checkpoint(path, _target_shapes(config), target_name, head if config.tied else None)
 
 
 def open_draft(path: Path) -> tuple[DraftConfig, Checkpoint]:
@@ -170,6 +179,17 @@ def _own(tensors: Checkpoint, name: str) -> Array | None:
     return tensors.read(name) if name in tensors.entries else None
 
 
+def _tied_head(tensors: Checkpoint, embedding: Array) -> Array:
+    """The embedding. Some writers store it a second time as the head, and nothing may differ there."""
+    head = _own(tensors, "lm_head.weight")
+    if head is not None and not np.array_equal(head, embedding):
+        raise CheckpointError(
+            f"{tensors.entries['lm_head.weight'].file}: lm_head.weight differs from embed_tokens.weight, but "
+            "tie_word_embeddings is true; remove the tensor, or set tie_word_embeddings to false in config.json"
+        )
+    return embedding
+
+
 def _target_ids(config: DraftConfig, tensors: Checkpoint) -> NDArray[np.int64]:
     """The target's id of each id i of the draft, int64 [draft vocab]: i + d2t[i], for d2t holds offsets.
 
@@ -222,7 +242,7 @@ def _target_layer(config: TargetConfig, tensors: Checkpoint, index: int) -> Laye
 def _full_attention(config: TargetConfig, read: _LayerTensors) -> FullAttention:
     return FullAttention(
         dims=config.attention,
-        rope=Rope(config.rotary_dim, config.rope_theta),
+        rope=Rope(config.rotary_dim, config.rope_theta, config.yarn),
         eps=config.rms_norm_eps,
         qkv=read.stacked("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
         o_proj=read("self_attn.o_proj.weight"),

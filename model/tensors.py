@@ -50,8 +50,10 @@ def _plain(dtype: str) -> Callable[[Bytes], Array]:
 
 
 def _from_bf16(raw: Bytes) -> Array:
-    """bfloat16 is the upper half of a float32."""
-    return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
+    """bfloat16 is the upper half of a float32; the halves are copied, for a shift would need the memory twice."""
+    halves = np.zeros((len(raw), 2), "<u2")
+    halves[:, 1:] = raw.view("<u2")
+    return halves.view("<f4")
 
 
 BF16 = Format("BF16", 1, 2, _from_bf16)

@@ -221,7 +221,11 @@ def test_tied_checkpoint_has_no_head_of_its_own(tmp_path: Path) -> None:
     config = changed(TARGET, tie_word_embeddings=True)
     target = load_target(write_checkpoint(tmp_path / "tied", config, target_tensors(config)))
     assert target.lm_head is target.embedding
-    with pytest.raises(CheckpointError, match=r"extra 'lm_head\.weight'"):
+    twice = target_tensors(config)
+    twice["lm_head.weight"] = twice["embed_tokens.weight"]
+    target = load_target(write_checkpoint(tmp_path / "twice", config, twice))
+    assert target.lm_head is target.embedding
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight differs from embed_tokens\.weight, but tie_word"):
         load_target(write_checkpoint(tmp_path / "both", config, target_tensors(TARGET)))
     with pytest.raises(CheckpointError, match=r"missing 'lm_head\.weight'"):
         load_target(write_checkpoint(tmp_path / "neither", TARGET, target_tensors(config)))
@@ -283,7 +287,12 @@ def test_missing_rope_key_is_named(tmp_path: Path, key: str) -> None:
         ({"attention_bias": True}, "attention_bias is True"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"attn_output_gate": False}, "attn_output_gate is False"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4}}, "type is 'yarn'"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4}}, "rope_type is default and yarn"),
+        ({"rope_scaling": {"type": "longrope"}}, "type is 'longrope'"),
+        ({"rope_scaling": []}, r"rope_scaling is \[\]; it must be an object or null"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false'"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; it must be a whole number from 1 to 4096"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps is 1000"),
         ({"eos_token_id": "x"}, "eos_token_id is 'x'"),
         ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.1}}, "an even number"),
         ({"text_config": []}, "text_config must be an object"),
