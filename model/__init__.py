@@ -7,16 +7,25 @@ Example:
 
 from __future__ import annotations
 
+from .chat import ChatTemplate
+from .checkpoint import LoadProgress
+from .conversation import Conversation
 from .demo_pair import demo_pair_path, demo_prompts, load_demo_pair
 from .engine import Engine
 from .loading import load_draft, load_target
-from .loop import Generation, GenerationResult
+from .loop import Generation
+from .ngram import NgramDraft
+from .result import GenerationResult
 from .tokenizer import Tokenizer
 
 __all__ = [
+    "ChatTemplate",
+    "Conversation",
     "Engine",
     "Generation",
     "GenerationResult",
+    "LoadProgress",
+    "NgramDraft",
     "Tokenizer",
     "demo_pair_path",
     "demo_prompts",

@@ -61,7 +61,10 @@ class KVCache:
 
 
 class Attention(Protocol):
-    """Attention of one request. `positions` are int32, consecutive."""
+    """Attention of one conversation. `positions` are int32, consecutive."""
+
+    def count_in(self, counts: AttentionCounts) -> None:
+        """Count the following calls, those of a request, in `counts`."""
 
     def cache(self, n_kv_heads: int, head_dim: int) -> KVCache:
         """An empty target KV cache for one layer."""
@@ -118,9 +121,9 @@ class Block:
     record: bool
 
 
-def make_attention(kv_format: str, device: Device, counts: AttentionCounts) -> Attention:
-    """The attention for one request; its calls are counted in `counts`."""
-    return Float32Attention(counts.routes) if kv_format == "f32" else Q8Attention(device, counts)
+def make_attention(kv_format: str, device: Device) -> Attention:
+    """The attention for one conversation."""
+    return Float32Attention(Counter()) if kv_format == "f32" else Q8Attention(device)
 
 
 class Float32Attention:
@@ -128,6 +131,9 @@ class Float32Attention:
 
     def __init__(self, routes: Counter[str]) -> None:
         self._routes = routes
+
+    def count_in(self, counts: AttentionCounts) -> None:
+        self._routes = counts.routes
 
     def cache(self, n_kv_heads: int, head_dim: int) -> KVCache:
         return KVCache((n_kv_heads, head_dim), np.float32)
@@ -196,14 +202,17 @@ class Q8Attention:
     graph can hold.
     """
 
-    def __init__(self, device: Device, counts: AttentionCounts) -> None:
+    def __init__(self, device: Device) -> None:
         from ..dispatch import VerifyGraph
 
         self._device = device
-        self._counts = counts
         self._graph = VerifyGraph(device, WEIGHTS)
-        counts.graph = self._graph.counts
         self._block: _FixedBlock | None = None
+        self.count_in(AttentionCounts())
+
+    def count_in(self, counts: AttentionCounts) -> None:
+        self._counts = counts
+        self._graph.counts = counts.graph
 
     def _count(self, decision: Decision) -> None:
         self._counts.note(decision)

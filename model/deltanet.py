@@ -58,6 +58,18 @@ class DeltaState:
         """A copy of (conv, s)."""
         return self.conv.copy(), self.s.copy()
 
+    def restore(self, snapshot: tuple[Array, Array]) -> None:
+        """Go back to `snapshot`, which stays as it is."""
+        conv, s = snapshot
+        self.conv = conv.copy()
+        np.copyto(self.s, s)
+        self.tape = None
+
+    def reset(self) -> None:
+        """Go back to the state of an empty sequence."""
+        self.conv, self.tape = np.zeros_like(self.conv), None
+        self.s.fill(0.0)
+
     def replay(self, snapshot: tuple[Array, Array], keep: int) -> None:
         """Go back to `snapshot`, then through the first `keep` tokens of the tape, convolution included.
 

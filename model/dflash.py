@@ -7,6 +7,7 @@ projections.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,8 @@ from .config import TargetConfig
 from .draft_config import DraftConfig
 from .layers import Array, GatedMlp, Rope, project_rows, rms_norm
 from .qwen35 import Target
+
+_PENDING_ROWS = 512
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ class DFlashDraft:
 
     @property
     def tap_ids(self) -> tuple[int, ...]:
-        """The target layers whose outputs `DraftSession.propose` is given."""
+        """The target layers whose outputs `DFlashSession.extend` is given."""
         return self.config.target_layer_ids
 
     def check_pairing(self, target: TargetConfig) -> None:
@@ -113,9 +116,12 @@ class DFlashDraft:
 
 
 class DFlashSession:
-    """The draft's side of one sequence: projected context keys and values, `length` positions of them.
+    """The draft's side of one sequence: the keys and values of its context, per layer.
+
+    Taps are projected when the next block is drafted, together with it, or when many have come together.
 
     Attributes:
+        length: positions of context.
         max_context: keys of context up to which it is asked to propose; None for any number.
     """
 
@@ -132,34 +138,59 @@ class DFlashSession:
         dims = draft.config.attention
         self._rope = Rope(dims.head_dim, draft.config.rope_theta, draft.config.yarn)
         self._caches = [KVCache((dims.n_kv_heads, dims.head_dim), np.float32) for _ in draft.layers]
+        self._projected = 0
+        self._pending: list[Array] = []
 
-    def propose(self, anchor: int, taps: Array, rows: int) -> list[int]:
+    def extend(self, tokens: Sequence[int], taps: Array) -> None:
+        """As `DraftSession.extend`. What the tokens are does not matter here, their taps say more."""
+        self._pending.append(taps)
+        self.length += len(taps)
+        if self.length - self._projected > _PENDING_ROWS:
+            context, table = self._context(0)
+            for layer, cache in zip(self._draft.layers, self._caches, strict=True):
+                self._store(layer, cache, context, table)
+            self._settle()
+
+    def crop(self, length: int) -> None:
+        """As `DraftSession.crop`."""
+        self._pending = [self._taps()[: max(0, length - self._projected)]]
+        self._projected, self.length = min(self._projected, length), min(self.length, length)
+
+    def propose(self, anchor: int, rows: int) -> list[int]:
         """Greedy proposals for the rows - 1 positions after the anchor, as ids of the target.
 
         Args:
             anchor: the last known token; the target has not seen it yet.
-            taps: float32 [n, n_taps * hidden]: the target's tapped outputs that this session has not had,
-                ending at the position before the anchor.
             rows: of the block, at least 2.
         """
-        chosen, ids = self.logits(anchor, taps, rows).argmax(axis=1), self._draft.target_ids
+        chosen, ids = self.logits(anchor, rows).argmax(axis=1), self._draft.target_ids
         proposals: list[int] = (chosen if ids is None else ids[chosen]).tolist()
         return proposals
 
-    def logits(self, anchor: int, taps: Array, rows: int) -> Array:
-        """What `propose` chooses from, float32 [rows - 1, draft vocab]; its arguments, and advances as it does."""
+    def logits(self, anchor: int, rows: int) -> Array:
+        """What `propose` chooses from, float32 [rows - 1, draft vocab]."""
         draft, config = self._draft, self._draft.config
-        context = rms_norm(project_rows(taps, draft.fc), draft.context_norm, config.rms_norm_eps)
-        positions = np.arange(self.length, self.length + len(taps) + rows)
-        table = self._rope.table(positions)
+        context, table = self._context(rows)
         embedding = self._target.embedding if draft.embedding is None else draft.embedding
         x = embedding[[anchor] + [config.mask_token_id] * (rows - 1)] * np.float32(config.input_scale)
         for layer, window, cache in zip(draft.layers, self._windows, self._caches, strict=True):
             x = x + self._attend(layer, window, cache, context, x, table)
             x = x + layer.mlp(rms_norm(x, layer.mlp_norm, config.rms_norm_eps))
-        # The block's own rows lie beyond the new length: the next call overwrites them.
-        self.length += len(taps)
+        self._settle()
         return self._head(rms_norm(x[1:], draft.norm, config.rms_norm_eps))
+
+    def _taps(self) -> Array:
+        return np.concatenate([np.empty((0, self._draft.fc.shape[1]), np.float32), *self._pending])
+
+    def _context(self, rows: int) -> tuple[Array, tuple[Array, Array]]:
+        """The pending taps as context [n, hidden]; cos and sin of their positions and of `rows` that follow."""
+        draft = self._draft
+        context = rms_norm(project_rows(self._taps(), draft.fc), draft.context_norm, draft.config.rms_norm_eps)
+        return context, self._rope.table(np.arange(self._projected, self.length + rows))
+
+    def _settle(self) -> None:
+        """The pending context is in the caches. A block's own rows lie beyond it: the next ones overwrite them."""
+        self._projected, self._pending = self.length, []
 
     def _head(self, hidden: Array) -> Array:
         lm_head, config = self._draft.lm_head, self._draft.config
@@ -176,16 +207,21 @@ class DFlashSession:
         config = self._draft.config
         dims, eps, rows = config.attention, config.rms_norm_eps, len(x)
         hidden = rms_norm(x, layer.attention_norm, eps)
-        kv = project_rows(np.concatenate([context, hidden]), layer.kv_proj)
-        kv = kv.reshape(len(kv), 2 * dims.n_kv_heads, dims.head_dim)
-        end = self.length + len(kv)
-        cache.reserve(end)
-        cache.k[self.length : end] = self._rope(rms_norm(kv[:, : dims.n_kv_heads], layer.k_norm, eps), table)
-        cache.v[self.length : end] = kv[:, dims.n_kv_heads :]
+        end = self._store(layer, cache, np.concatenate([context, hidden]), table)
         q = project_rows(hidden, layer.q_proj).reshape(rows, dims.n_heads, dims.head_dim)
         q = self._rope(rms_norm(q, layer.q_norm, eps), (table[0][-rows:], table[1][-rows:]))
         out = self._attention.draft(q, cache.k[:end], cache.v[:end], window=window, causal=layer.causal)
         return project_rows(out.reshape(rows, -1), layer.o_proj)
+
+    def _store(self, layer: DraftLayer, cache: KVCache, rows: Array, table: tuple[Array, Array]) -> int:
+        """Keys and values of `rows` [n, hidden], behind those of the projected context; where they end."""
+        config, dims = self._draft.config, self._draft.config.attention
+        kv = project_rows(rows, layer.kv_proj).reshape(len(rows), 2 * dims.n_kv_heads, dims.head_dim)
+        begin, end = self._projected, self._projected + len(rows)
+        cache.reserve(end)
+        k = rms_norm(kv[:, : dims.n_kv_heads], layer.k_norm, config.rms_norm_eps)
+        cache.k[begin:end], cache.v[begin:end] = self._rope(k, table), kv[:, dims.n_kv_heads :]
+        return end
 
 
 def _narrowed(declared: int, asked: int | None) -> int:

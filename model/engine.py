@@ -1,165 +1,111 @@
-"""The engine: pairs a target with a draft, checks requests, runs them."""
+"""The engine: pairs a target with a draft, and opens conversations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
-import numpy as np
+import logging
+from collections.abc import Callable
 
 from ..errors import CheckpointError, InputError
 from ..runtime import device as open_device
+from .adaptive import Prices
 from .attention import KV_FORMATS, make_attention
-from .layers import BLOCK_ROWS, IntArray
-from .loop import Draft, Generation, GenerationResult, Request
+from .conversation import Conversation, Requests
+from .layers import BLOCK_ROWS
+from .loop import Generation
+from .proposer import Draft
 from .qwen35 import Target
-from .sampling import Sampling, is_whole
-from .stopping import StopStrings
-from .tokenizer import Tokenizer
+from .repair import REPAIR_DESIGNS, RepairDesign
+from .request import Limits, Request
+from .sampling import is_whole
+from .state import WarmState
+
+_log = logging.getLogger(__name__)
 
 
-class Engine:
+class Engine(Requests):
     """Decoding of one target, speculative when it has a draft.
 
     Speculation loses nothing: the same tokens when greedy, tokens of the same distribution when sampled.
 
-    Holds no state between requests: several threads may use one engine.
+    `generate` and `stream` run requests on their own; `conversation` opens one whose requests share what they have
+    in common. The engine itself holds no state but the prices that speculation was seen to have: any number of
+    threads may use it, each its own requests and conversations.
 
     Args:
         target: from `load_target`.
-        draft: from `load_draft`, or None to decode token by token.
+        draft: from `load_draft`, or `NgramDraft()`; None to decode token by token. Or a function that loads one: where
+            that fails, requests with speculation="on" do too, and those with "auto" decode token by token and say why
+            (`GenerationResult.fallback`).
         device: where the attention kernels run, as for `hipfire_kernels.device`.
         kv_format: "q8_0": Q8_0 KV cache and the kernels of this library. "f32": plain numpy attention, for
             parity with other implementations; runs on "host" only.
+        repair: what becomes of the state after a stop inside a block. "replay": it goes back to exactly the tokens
+            that were used. "reset": it is dropped, and the conversation's next request is cold.
 
     Raises:
         CheckpointError: the draft was made for another target.
-        InputError: unknown kv_format, or one that the device or the target cannot have.
+        InputError: unknown kv_format or repair, or a kv_format that the device or the target cannot have.
     """
 
     def __init__(
-        self, target: Target, draft: Draft | None = None, *, device: str = "host", kv_format: str = "q8_0"
+        self,
+        target: Target,
+        draft: Draft | Callable[[], Draft] | None = None,
+        *,
+        device: str = "host",
+        kv_format: str = "q8_0",
+        repair: RepairDesign = "replay",
     ) -> None:
-        if kv_format not in KV_FORMATS:
-            raise InputError(f"kv_format is {kv_format!r}; legal are {', '.join(map(repr, KV_FORMATS))}")
+        _check_word("kv_format", kv_format, KV_FORMATS)
+        _check_word("repair", repair, REPAIR_DESIGNS)
         if kv_format == "f32" and device != "host":
             raise InputError(f"kv_format 'f32' is plain numpy and runs on 'host', not on {device!r}; use 'q8_0' there")
-        if draft is not None:
-            _check_draft(draft, target)
         self.target = target
-        self.draft = draft
+        self.draft, self._fallback = _paired(draft, target)
         self.kv_format = kv_format
+        self._repair = repair
         self._device = open_device(device)
+        self._prices = Prices()
 
-    def generate(
-        self,
-        prompt_ids: Sequence[int] | IntArray,
-        max_new_tokens: int = 128,
-        stop: Iterable[int] | None = None,
-        temperature: float = 0.0,
-        seed: int | None = None,
-        block_size: int | None = None,
-        *,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_new_tokens: int = 0,
-        stop_strings: Sequence[str] = (),
-        tokenizer: Tokenizer | None = None,
-    ) -> GenerationResult:
-        """Run one request to its end. Arguments and errors as for `stream`."""
-        generation = self.stream(
-            prompt_ids,
-            max_new_tokens,
-            stop,
-            temperature,
-            seed,
-            block_size,
-            top_k=top_k,
-            top_p=top_p,
-            min_new_tokens=min_new_tokens,
-            stop_strings=stop_strings,
-            tokenizer=tokenizer,
-        )
-        for _ in generation:
-            pass
-        return generation.result
+    @property
+    def limits(self) -> Limits:
+        """What can be asked for."""
+        return Limits(self.target.config, self.draft.block_size if self.draft else None, self._fallback)
 
-    def stream(
-        self,
-        prompt_ids: Sequence[int] | IntArray,
-        max_new_tokens: int = 128,
-        stop: Iterable[int] | None = None,
-        temperature: float = 0.0,
-        seed: int | None = None,
-        block_size: int | None = None,
-        *,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_new_tokens: int = 0,
-        stop_strings: Sequence[str] = (),
-        tokenizer: Tokenizer | None = None,
-    ) -> Generation:
-        """Run one request step by step: an iterator of lists of new tokens, with the result in `.result`.
+    def conversation(self, *, checkpoints: int = 8) -> Conversation:
+        """Open a conversation.
 
         Args:
-            prompt_ids: token ids, at least one.
-            max_new_tokens: at least 1.
-            stop: token ids that end the generation, themselves included in the output; None for the target's
-                own.
-            temperature, top_k, top_p, seed: as of `Sampling`. A seed repeats its tokens under equal arguments;
-                another block_size draws other tokens, of the same distribution.
-            block_size: rows of a speculative block, from 1 (plain decoding) to the draft's own, which None
-                stands for.
-            min_new_tokens: stop tokens are not produced, and stop strings not heeded, within so many tokens.
-            stop_strings: texts that end the generation with the token that completes one of them.
-            tokenizer: the target's; stop_strings need it.
-
-        Raises:
-            InputError: an argument is not legal, or prompt and new tokens exceed the target's capacity.
+            checkpoints: the most snapshots of the recurrent state that are kept, to go back to where a later prompt
+                leaves the earlier ones. Each takes the memory of all DeltaNet states. With 0, such prompts are cold.
         """
-        vocab_size = self.target.config.vocab_size
-        stop_ids = frozenset(self.target.config.eos_ids if stop is None else self._token_ids("stop", list(stop)))
-        request = Request(
-            prompt=self._prompt(prompt_ids, max_new_tokens),
-            max_new_tokens=max_new_tokens,
-            min_new_tokens=_checked_minimum(min_new_tokens, max_new_tokens),
-            stop=stop_ids,
-            stop_strings=_stop_strings(stop_strings, tokenizer),
-            block_size=self._block_size(block_size),
-            sampling=Sampling(temperature, top_k, top_p, seed),
-        )
-        if request.min_new_tokens and len(stop_ids) == vocab_size:
-            raise InputError(f"stop holds all {vocab_size} tokens, so min_new_tokens must be 0, not {min_new_tokens}")
-        draft = self.draft if request.block_size > 1 else None
-        result = GenerationResult()
-        attention = make_attention(self.kv_format, self._device, result.attention)
-        return Generation(self.target, draft, request, attention, result)
+        if not is_whole(checkpoints) or checkpoints < 0:
+            raise InputError(f"checkpoints is {checkpoints!r}; legal are whole numbers from 0")
+        return self._open(self.draft, checkpoints)
 
-    def _prompt(self, prompt_ids: Sequence[int] | IntArray, max_new_tokens: int) -> tuple[int, ...]:
-        """The prompt, after checking that it and the new tokens have room."""
-        capacity = self.target.config.max_positions
-        _check_count("max_new_tokens", max_new_tokens, capacity)
-        prompt = self._token_ids("prompt_ids", prompt_ids)
-        if not prompt:
-            raise InputError("prompt_ids is empty; at least one token is required")
-        if len(prompt) + max_new_tokens > capacity:
-            raise InputError(
-                f"prompt_ids has {len(prompt)} tokens and max_new_tokens is {max_new_tokens}; together at "
-                f"most {capacity} (max_position_embeddings) fit, shorten one of them"
-            )
-        return prompt
+    def start(self, request: Request) -> Generation:
+        """Run a checked request on its own, step by step."""
+        return self._open(self.draft if request.block_size > 1 else None, 0).start(request)
 
-    def _token_ids(self, name: str, values: Sequence[int] | IntArray) -> tuple[int, ...]:
-        return _token_ids(name, values, self.target.config.vocab_size)
+    def _open(self, draft: Draft | None, checkpoints: int) -> Conversation:
+        attention = make_attention(self.kv_format, self._device)
+        warm = WarmState(self.target, draft, attention, checkpoints)
+        return Conversation(warm, self.limits, self._repair, self._prices)
 
-    def _block_size(self, asked: int | None) -> int:
-        if self.draft is None:
-            if asked not in (None, 1):
-                raise InputError(f"block_size is {asked!r}, but this engine has no draft; pass 1 or None")
-            return 1
-        if asked is None:
-            return self.draft.block_size
-        _check_count("block_size", asked, self.draft.block_size)
-        return asked
+
+def _paired(draft: Draft | Callable[[], Draft] | None, target: Target) -> tuple[Draft | None, str | None]:
+    """The draft, checked, or why there is none although one was asked for."""
+    if not callable(draft):
+        if draft is not None:
+            _check_draft(draft, target)
+        return draft, None
+    try:
+        loaded = draft()
+        _check_draft(loaded, target)
+    except CheckpointError as error:
+        _log.warning("decoding goes on without a draft: %s", error)
+        return None, f"the draft cannot be used: {error}"
+    return loaded, None
 
 
 def _check_draft(draft: Draft, target: Target) -> None:
@@ -170,39 +116,6 @@ def _check_draft(draft: Draft, target: Target) -> None:
         )
 
 
-def _check_count(name: str, value: int, largest: int) -> None:
-    if not is_whole(value) or not 1 <= value <= largest:
-        raise InputError(f"{name} is {value!r}; legal are whole numbers from 1 to {largest}")
-
-
-def _checked_minimum(value: int, max_new_tokens: int) -> int:
-    if not is_whole(value) or not 0 <= value <= max_new_tokens:
-        raise InputError(
-            f"min_new_tokens is {value!r}; legal are whole numbers from 0 to max_new_tokens, here {max_new_tokens}"
-        )
-    return value
-
-
-def _stop_strings(strings: Sequence[str], tokenizer: Tokenizer | None) -> StopStrings | None:
-    """The watcher for one request, None for no strings."""
-    if isinstance(strings, str) or not all(isinstance(s, str) and s for s in strings):
-        raise InputError(f"stop_strings is {strings!r}; required: a sequence of texts, none of them empty")
-    if not strings:
-        return None
-    if tokenizer is None:
-        raise InputError("stop_strings are given and tokenizer is None; pass the target's tokenizer, to find them with")
-    return StopStrings(tuple(strings), tokenizer)
-
-
-def _token_ids(name: str, values: Sequence[int] | IntArray, vocab_size: int) -> tuple[int, ...]:
-    """The ids as a tuple, after checking that they are whole numbers of the vocabulary."""
-    ids = np.asarray(values)
-    if ids.size == 0:
-        return ()
-    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
-        raise InputError(f"{name} must be one flat sequence of whole numbers, not {ids.dtype} of shape {ids.shape}")
-    outside = np.flatnonzero((ids < 0) | (ids >= vocab_size))
-    if len(outside):
-        at = int(outside[0])
-        raise InputError(f"{name}[{at}] is {ids[at]}; token ids of this target go from 0 to {vocab_size - 1}")
-    return tuple(ids.tolist())
+def _check_word(name: str, value: str, legal: tuple[str, ...]) -> None:
+    if value not in legal:
+        raise InputError(f"{name} is {value!r}; legal are {', '.join(map(repr, legal))}")

@@ -8,186 +8,216 @@ of one row.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Literal, Protocol
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Iterator
+from time import perf_counter
 
 import numpy as np
 
-from .attention import Attention, AttentionCounts
-from .config import TargetConfig
+from ..errors import InputError
+from .adaptive import CAPPED, PLAIN, Cycle, Pace, Plan, Prices
 from .layers import Array
-from .qwen35 import Target
-from .sampling import Chooser, Sampling
-from .stopping import StopStrings
-
-_PREFILL_ROWS = 512
-
-
-class DraftSession(Protocol):
-    """The proposer's side of one sequence."""
-
-    @property
-    def max_context(self) -> int | None:
-        """Keys of context up to which it is asked; None for any number."""
-
-    def propose(self, anchor: int, taps: Array, rows: int) -> list[int]:
-        """Proposals for the rows - 1 positions after the anchor, the last known token.
-
-        `taps` float32 [n, n_taps * hidden] are the target's tapped outputs since the last call, up to the
-        position before the anchor.
-        """
+from .qwen35 import TargetState
+from .repair import RepairDesign, realign, repair_terminal
+from .request import Request
+from .result import GenerationResult
+from .sampling import Chooser, is_whole
+from .state import WarmState
 
 
-class Draft(Protocol):
-    """Whoever proposes blocks for a target."""
-
-    @property
-    def block_size(self) -> int:
-        """The most rows of a block: the anchor and block_size - 1 proposals."""
-
-    @property
-    def tap_ids(self) -> tuple[int, ...]:
-        """The target layers whose outputs it wants to see."""
-
-    def check_pairing(self, target: TargetConfig) -> None:
-        """Raise CheckpointError when it cannot draft for this target."""
-
-    def session(self, target: Target, attention: Attention) -> DraftSession:
-        """A fresh session for one sequence."""
-
-
-@dataclass
-class GenerationResult:
-    """What a request produced, and how.
-
-    Attributes:
-        tokens: the new tokens, a stop token included.
-        accepted: per cycle, the accepted drafts among the tokens it produced.
-        produced: per cycle, the tokens it produced: accepted drafts and, unless cut off, the bonus token. The
-            first token comes from the prefill: sum(produced) + 1 == len(tokens).
-        stop_reason: "stop" for a stop token, "stop_string", "length" for max_new_tokens, None while running.
-        text_end: characters of the new tokens' text before the stop string that ended it, else None. The token
-            that completes the string is the last of `tokens`.
-        cached_prefix: prompt tokens that were taken from an earlier request.
-        prefill_tokens: prompt tokens that the target processed.
-        repair: how the state was repaired after a stop inside a block.
-        replayed_tokens: tokens that this repair replayed.
-        capped_cycles: cycles without proposals because the context was beyond the draft's cap.
-        attention: how the attention calls went.
-    """
-
-    tokens: list[int] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)
-    produced: list[int] = field(default_factory=list)
-    stop_reason: Literal["stop", "stop_string", "length"] | None = None
-    text_end: int | None = None
-    cached_prefix: int = 0
-    prefill_tokens: int = 0
-    repair: Literal["none", "replayed", "reset"] = "none"
-    replayed_tokens: int = 0
-    capped_cycles: int = 0
-    attention: AttentionCounts = field(default_factory=AttentionCounts)
-
-    @property
-    def routes(self) -> Counter[str]:
-        """Route name -> attention calls that took it."""
-        return self.attention.routes
-
-    @property
-    def cycles(self) -> int:
-        """Target forwards after the prefill."""
-        return len(self.produced)
-
-    @property
-    def tau(self) -> float:
-        """Mean accepted drafts per cycle, the bonus token not counted; 0 with no cycle."""
-        return sum(self.accepted) / self.cycles if self.cycles else 0.0
-
-    @property
-    def acceptance_length(self) -> float:
-        """tau + 1: the other common definition, with the bonus token."""
-        return self.tau + 1.0
-
-
-@dataclass(frozen=True)
-class Request:
-    """A checked request. Neither stop tokens nor stop strings end it within its first `min_new_tokens`."""
-
-    prompt: tuple[int, ...]
-    max_new_tokens: int
-    min_new_tokens: int
-    stop: frozenset[int]
-    stop_strings: StopStrings | None
-    block_size: int
-    sampling: Sampling
-
-
-class Generation(Iterator[list[int]]):
+class Generation(Iterator[list[int]], AsyncIterator[list[int]]):
     """One running request: iterate to get the new tokens as they are accepted, one list per cycle.
+
+    `for` and `async for` both work; the latter runs each cycle in a thread of its own. One step at a time: a second
+    thread is refused while one is inside. What ends early, by `cancel` or because nobody iterates any more, leaves
+    an exact state; an error gives the state up, and the conversation's next request is cold.
 
     Attributes:
         result: true after every step, complete when the iterator ends.
-        state: the target's state; between steps it covers the prompt and all new tokens but the last.
     """
 
     def __init__(
-        self,
-        target: Target,
-        draft: Draft | None,
-        request: Request,
-        attention: Attention,
-        result: GenerationResult,
+        self, warm: WarmState, request: Request, design: RepairDesign, prices: Prices, lock: threading.Lock
     ) -> None:
-        self.result = result
-        self.state = target.new_state(attention)
-        self._target = target
+        self.result = GenerationResult(fallback=request.fallback)
+        self._warm = warm
         self._request = request
+        self._design = design
+        self._lock = lock
+        self._stop_strings = request.stop_strings
         self._chooser = Chooser(request.sampling)
-        self._session = draft.session(target, attention) if draft else None
-        self._tap_ids = draft.tap_ids if draft else ()
-        self._taps: Array = np.empty((0, 0), np.float32)
+        self._pace: Pace | None = None
+        if request.block_size > 1:
+            measured = prices if request.speculation == "auto" else None
+            self._pace = Pace(request.block_size, measured, request.adaptive_b)
+        self._last = 0  # tokens of the last list
+        warm.holder = self.result
+        warm.attention.count_in(self.result.attention)
+
+    @property
+    def state(self) -> TargetState:
+        """The target's state; between steps it covers the prompt and all new tokens but the last."""
+        return self._warm.target_state
 
     def __next__(self) -> list[int]:
-        if self.result.stop_reason is not None:
+        with self._alone(), self._failing_closed():
+            tokens = None if self.result.stop_reason else self._step()
+            self._trace_end()
+        if tokens is None:
             raise StopIteration
-        return self._cycle() if self.result.tokens else self._prefill()
+        return tokens
 
-    def _prefill(self) -> list[int]:
-        prompt, taps = self._request.prompt, []
-        for begin in range(0, len(prompt), _PREFILL_ROWS):
-            chunk = prompt[begin : begin + _PREFILL_ROWS]
-            out = self._target.forward(chunk, self.state, tap_ids=self._tap_ids)
-            taps.append(out.taps)
-        self._taps = np.concatenate(taps)
-        self.result.prefill_tokens = len(prompt)
-        return self._emit(self._choose([], out.logits[-1:]))
+    async def __anext__(self) -> list[int]:
+        step = asyncio.ensure_future(asyncio.to_thread(next, self, None))
+        try:
+            tokens = await asyncio.shield(step)
+        except asyncio.CancelledError:
+            self.cancel()
+            with contextlib.suppress(Exception):  # raised where nobody waits for tokens any more
+                await asyncio.shield(step)
+            raise
+        if tokens is None:
+            raise StopAsyncIteration
+        return tokens
+
+    def cancel(self) -> None:
+        """End the request before its next cycle, or its next pass of the prefill. From any thread, at any time."""
+        if self.result.stop_reason is None:
+            self.result.stop_reason = "cancelled"
+
+    def truncate(self, count: int, *, resume: bool = False) -> None:
+        """Use only the first `count` tokens of the last list: for ends that the caller finds, a closed tool call say.
+
+        The request ends there, or with `resume` goes on from there; sampled tokens are then drawn anew.
+
+        Raises:
+            InputError: the last list has fewer tokens, or the conversation has gone on to another request.
+        """
+        with self._alone():
+            if self._warm.holder is not self.result:
+                raise InputError("truncate comes too late: it is for the last list of a conversation's last request")
+            if not is_whole(count) or not 1 <= count <= self._last:
+                raise InputError(f"count is {count!r}; the last list has {self._last} tokens, legal are 1 to that")
+            if count < self._last:
+                with self._failing_closed():
+                    self._drop(self._last - count, resume)
+                self.result.stop_reason = None
+            if not resume and self.result.stop_reason is None:
+                self.result.stop_reason = "caller"
+            self._trace_end()
+
+    def _drop(self, count: int, resume: bool) -> None:
+        """Take the last `count` tokens back."""
+        result, warm = self.result, self._warm
+        del result.tokens[-count:]
+        self._last -= count
+        result.produced[-1] = self._last
+        result.accepted[-1] = min(result.accepted[-1], self._last)
+        result.text_end = None
+        if self._stop_strings:
+            self._stop_strings = self._stop_strings.restarted(result.tokens)
+        if resume:
+            realign(warm, self._used(), len(self._request.prompt), result)
+        else:
+            repair_terminal(warm, self._used(), self._design, result)
+
+    def _used(self) -> list[int]:
+        """What the state is to cover: all tokens but the last, which is pending."""
+        return [*self._request.prompt, *self.result.tokens[:-1]]
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._lock.acquire(blocking=False):
+            raise InputError("another thread is inside this conversation; one step at a time, wait for it")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    @contextlib.contextmanager
+    def _failing_closed(self) -> Iterator[None]:
+        """An error leaves the layers at different tokens, perhaps: it gives the state up."""
+        try:
+            yield
+        except BaseException:
+            self.result.stop_reason = "failed"
+            if self._warm.holder is self.result:
+                self._warm.reset()
+            self._trace_end()
+            raise
+
+    def _trace_end(self) -> None:
+        if self._request.trace and self.result.stop_reason:
+            self._request.trace.end(len(self._warm.tokens), self.result)
+
+    def _step(self) -> list[int] | None:
+        tokens = self._cycle() if self.result.tokens else self._prefill()
+        self._last = len(tokens) if tokens else 0
+        return tokens
+
+    def _prefill(self) -> list[int] | None:
+        """The prompt, as far as the state does not cover it; None when cancelled inside."""
+        warm, prompt, result, began = self._warm, self._request.prompt, self.result, perf_counter()
+        result.cached_prefix = warm.align(prompt)
+        for logits in warm.prefill(prompt):
+            result.prefill_tokens = len(warm.tokens) - result.cached_prefix
+            if result.stop_reason:
+                return None
+            if len(warm.tokens) == len(prompt):
+                self._note_prefill(perf_counter() - began)
+                return self._emit(self._choose([], logits))
+        raise RuntimeError("a prompt without a last token to process")
 
     def _cycle(self) -> list[int]:
-        left = self._request.max_new_tokens - len(self.result.tokens)
-        anchor = self.result.tokens[-1]
-        drafts: list[int] = []
-        if self._session is not None and self._capped(self._session):
-            self.result.capped_cycles += 1
-        elif self._session is not None:
-            drafts = self._session.propose(anchor, self._taps, min(self._request.block_size, left + 1))
-        snapshot = self.state.snapshot() if drafts else None
-        out = self._target.forward(
-            [anchor, *drafts], self.state, tap_ids=self._tap_ids, all_logits=True, record=bool(drafts)
-        )
-        chosen = self._choose(drafts, out.logits)
-        emitted = self._emit(chosen)
-        if snapshot is not None and len(emitted) <= len(drafts):
-            self.state.rollback(snapshot, len(emitted))
-        self._taps = out.taps[: len(emitted)]
-        self.result.produced.append(len(emitted))
-        self.result.accepted.append(min(len(chosen) - 1, len(emitted)))
+        warm, result = self._warm, self.result
+        left = self._request.max_new_tokens - len(result.tokens)
+        anchor, context, began = result.tokens[-1], len(warm.tokens), perf_counter()
+        rows = min(self._request.block_size, left + 1)
+        plan = self._plan(rows)
+        proposals = warm.session.propose(anchor, rows) if warm.session and plan.draft else []
+        drafts, proposed = proposals[: plan.rows - 1], perf_counter()
+        chosen = self._choose(drafts, warm.verify(anchor, drafts))
+        window = chosen[:left]
+        warm.keep(len(window))
+        emitted = self._emit(window)
+        result.produced.append(len(emitted))
+        result.accepted.append(min(len(chosen) - 1, len(emitted)))
+        if len(emitted) < len(window):
+            repair_terminal(warm, self._used(), self._design, result)
+        self._note(Cycle(plan, proposals, emitted, proposed - began, perf_counter() - proposed), context)
         return emitted
 
-    def _capped(self, session: DraftSession) -> bool:
-        """Whether the context is beyond what the draft is asked at. It never shrinks, so this stays true."""
-        return session.max_context is not None and self.state.length > session.max_context
+    def _plan(self, rows: int) -> Plan:
+        """What the next cycle does; `rows` are what block and budget allow."""
+        session = self._warm.session
+        if self._pace is None or session is None:
+            return PLAIN
+        if session.max_context is not None and session.length > session.max_context:
+            return CAPPED
+        return self._pace.plan(rows)
+
+    def _note_prefill(self, seconds: float) -> None:
+        if self._pace:
+            self._pace.prefilled(seconds)
+        if self._request.trace:
+            self._request.trace.prefill(len(self._request.prompt), self.result, seconds)
+
+    def _note(self, cycle: Cycle, context: int) -> None:
+        """Learn from a cycle, count it, trace it."""
+        result, pace = self.result, self._pace
+        if pace:
+            pace.note(cycle)
+            if cycle.rows > 1:
+                result.block_sizes[cycle.rows] += 1
+            elif cycle.plan.capped:
+                result.capped_cycles += 1
+            elif cycle.plan.rows == 1:
+                result.retired_cycles += 1
+                result.probes += cycle.kind == "probe"
+        if self._request.trace:
+            self._request.trace.cycle(context, result, cycle)
 
     def _choose(self, drafts: list[int], logits: Array) -> list[int]:
         """The accepted drafts and one token more, with no stop token among the first `min_new_tokens`."""
@@ -202,17 +232,16 @@ class Generation(Iterator[list[int]]):
         return max(0, self._request.min_new_tokens - len(self.result.tokens))
 
     def _emit(self, tokens: list[int]) -> list[int]:
-        """Append `tokens` to the result up to the first stop token or string or the end of the budget."""
+        """Append `tokens` to the result up to the first stop token or string."""
         request, result = self._request, self.result
-        tokens = tokens[: request.max_new_tokens - len(result.tokens)]
         stops = [i for i, token in enumerate(tokens) if token in request.stop]
         if stops:
             tokens = tokens[: stops[0] + 1]
-        cut = request.stop_strings.cut(tokens, self._early()) if request.stop_strings else None
+        cut = self._stop_strings.cut(tokens, self._early()) if self._stop_strings else None
         tokens = tokens[:cut]
         result.tokens += tokens
-        if request.stop_strings and cut is not None:
-            result.stop_reason, result.text_end = "stop_string", request.stop_strings.text_end
+        if self._stop_strings and cut is not None:
+            result.stop_reason, result.text_end = "stop_string", self._stop_strings.text_end
         elif stops:
             result.stop_reason = "stop"
         elif len(result.tokens) == request.max_new_tokens:

@@ -94,6 +94,18 @@ class TargetState:
         """A copy of what a block changes in place. KV caches need none: `length` is their watermark."""
         return Snapshot(self.length, [layer.snapshot() for layer in self.delta_states()])
 
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to `snapshot`, of this sequence, however long ago it was taken."""
+        for layer, saved in zip(self.delta_states(), snapshot.delta, strict=True):
+            layer.restore(saved)
+        self.length = snapshot.length
+
+    def reset(self) -> None:
+        """Go back to the empty sequence. The KV caches keep their memory."""
+        for layer in self.delta_states():
+            layer.reset()
+        self.length = 0
+
     def rollback(self, snapshot: Snapshot, keep: int) -> None:
         """Undo the last recorded block but for its first `keep` tokens."""
         for layer, saved in zip(self.delta_states(), snapshot.delta, strict=True):
@@ -159,7 +171,7 @@ class Target:
         """
         eps = self.config.rms_norm_eps
         positions = np.arange(state.length, state.length + len(tokens), dtype=np.int32)
-        rope = Rope(self.config.rotary_dim, self.config.rope_theta)
+        rope = Rope(self.config.rotary_dim, self.config.rope_theta, self.config.yarn)
         block = Block(state.attention, positions, rope.table(positions), record)
         x = self.embedding[np.asarray(tokens, np.intp)]
         outputs: dict[int, Array] = {}

@@ -1,8 +1,9 @@
 """How a row of logits becomes a token, and how many drafts of a block are kept.
 
 Sampled acceptance treats a draft as a point mass (its q is one-hot): it is kept with the probability that the
-target gives it, and otherwise replaced by a draw from the target's other tokens. The tokens that come out are
-distributed as in plain sampling, whatever is drafted (Leviathan et al., arXiv:2211.17192, with a one-hot q).
+target gives it, and otherwise replaced by a draw from the target's other tokens (Leviathan et al., arXiv:2211.17192,
+with a one-hot q). One draw from the target does both: a draft is kept where it equals the draw. So a token takes one
+draw, whatever was drafted, and a seed gives the tokens of plain sampling: not only their distribution.
 """
 
 from __future__ import annotations
@@ -94,17 +95,13 @@ def accept_greedy(drafts: Sequence[int], logits: Array) -> list[int]:
 
 
 def accept_sampled(drafts: Sequence[int], rows: Iterable[Probabilities], rng: np.random.Generator) -> list[int]:
-    """The leading drafts that their rows' draws keep, and one token more. Takes only the rows that it needs."""
+    """The leading drafts that equal the draws from their rows, and one draw more. Takes only the rows that it needs."""
     remaining = iter(rows)
     tokens: list[int] = []
     for draft in drafts:
-        p = next(remaining)
-        if rng.random() >= p[draft]:
-            # Some other token has mass: a lone one has probability 1.0 exactly and is never refused.
-            others = p.copy()
-            others[draft] = 0.0
-            return [*tokens, _draw(_normalised(others), rng)]
-        tokens.append(draft)
+        tokens.append(_draw(next(remaining), rng))
+        if tokens[-1] != draft:
+            return tokens
     return [*tokens, _draw(next(remaining), rng)]
 
 

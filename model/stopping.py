@@ -17,10 +17,17 @@ class StopStrings:
     def __init__(self, strings: tuple[str, ...], tokenizer: Tokenizer) -> None:
         self.text_end: int | None = None
         self._strings = strings
+        self._tokenizer = tokenizer
         self._decoder = tokenizer.stream()
         self._longest = max(map(len, strings))
         self._tail = ""
         self._dropped = 0  # characters of text before the tail
+
+    def restarted(self, tokens: Sequence[int]) -> StopStrings:
+        """A watcher of the same strings that has seen `tokens`, whatever they complete."""
+        fresh = StopStrings(self._strings, self._tokenizer)
+        fresh.cut(tokens, len(tokens))
+        return fresh
 
     def cut(self, tokens: Sequence[int], exempt: int) -> int | None:
         """How many of the next `tokens` there are up to the one that completes a stop string; None for no match.

@@ -58,6 +58,9 @@ DRAFT: dict[str, Any] = {
     "dflash_config": {"mask_token_id": 94, "target_layer_ids": [0, 2, 3]},
 }
 
+BLOCKS: dict[str, Any] = {"speculation": "on", "adaptive_b": False}
+"""Whole blocks in every cycle, whatever they bring."""
+
 PROMPT = [int(t) for t in np.random.default_rng(7).integers(0, 94, 40)]
 
 
@@ -209,7 +212,8 @@ def write_checkpoint(
 class ScriptedDraft:
     """A draft that knows the true continuation and gets exactly `pattern[i]` proposals right in cycle i.
 
-    Where the pattern ends it starts over. Keeps what it was given in `calls`: (anchor, taps, rows).
+    Where the pattern ends it starts over. Keeps what it was given in `calls`: (anchor, taps since the last call, rows).
+    For one request.
     """
 
     tap_ids = (0, 2)
@@ -221,7 +225,8 @@ class ScriptedDraft:
         self._truth = list(truth)
         self._pattern = list(pattern)
         self._vocab_size = vocab_size
-        self._at = -1
+        self._taps: list[np.ndarray] = []
+        self.length = 0
 
     def check_pairing(self, target: Any) -> None:
         """Fits every target."""
@@ -229,11 +234,68 @@ class ScriptedDraft:
     def session(self, target: Any, attention: Any) -> ScriptedDraft:
         return self
 
-    def propose(self, anchor: int, taps: np.ndarray, rows: int) -> list[int]:
-        # The first call brings the taps of the prompt; later ones the taps of what the last cycle produced.
-        self._at = 0 if not self.calls else self._at + len(taps)
+    def extend(self, tokens: Sequence[int], taps: np.ndarray) -> None:
+        assert len(tokens) == len(taps)
+        self._taps.append(taps)
+        self.length += len(taps)
+
+    def crop(self, length: int) -> None:
+        self.length = length
+
+    def propose(self, anchor: int, rows: int) -> list[int]:
+        if not self.calls:
+            self._prompt = self.length
+        at, taps = self.length - self._prompt, np.concatenate(self._taps)
+        self._taps = []
         right = self._pattern[len(self.calls) % len(self._pattern)]
         self.calls.append((anchor, taps, rows))
         padded = self._truth + [0] * rows
-        ahead = padded[self._at + 1 : self._at + rows]
+        ahead = padded[at + 1 : at + rows]
         return [t if i < right else (t + 1) % self._vocab_size for i, t in enumerate(ahead)]
+
+
+class OracleDraft:
+    """A draft for conversations. It is told the whole `sequence` beforehand, proposes what follows in it, the first
+    `right()` proposals right, and checks that it is told of exactly the tokens that the target covers."""
+
+    tap_ids = (0, 2)
+
+    def __init__(self, block_size: int, right: Callable[[], int], vocab_size: int = TARGET["vocab_size"]) -> None:
+        self.block_size = block_size
+        self.sequence: list[int] = []
+        self.right = right
+        self.vocab_size = vocab_size
+
+    def check_pairing(self, target: Any) -> None:
+        """Fits every target."""
+
+    def session(self, target: Any, attention: Any) -> OracleSession:
+        return OracleSession(self)
+
+
+class OracleSession:
+    """One sequence of an `OracleDraft`."""
+
+    max_context = None
+
+    def __init__(self, draft: OracleDraft) -> None:
+        self._draft = draft
+        self.told: list[int] = []
+
+    @property
+    def length(self) -> int:
+        return len(self.told)
+
+    def extend(self, tokens: Sequence[int], taps: np.ndarray) -> None:
+        assert taps.shape == (len(tokens), len(self._draft.tap_ids) * TARGET["hidden_size"])
+        self.told += tokens
+
+    def crop(self, length: int) -> None:
+        assert length <= len(self.told)
+        del self.told[length:]
+
+    def propose(self, anchor: int, rows: int) -> list[int]:
+        sequence, at = self._draft.sequence, len(self.told)
+        assert [*self.told, anchor] == sequence[: at + 1]
+        ahead, right = (sequence + [0] * rows)[at + 1 : at + rows], self._draft.right()
+        return [t if i < right else (t + 1) % self._draft.vocab_size for i, t in enumerate(ahead)]

@@ -7,6 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from model_lab import BLOCKS
 
 from hipfire_kernels.model import (
     Engine,
@@ -38,7 +39,7 @@ def prompts() -> list[list[int]]:
 
 @pytest.mark.parametrize("index", range(len(UNCUT_TAUS)))
 def test_prompt(engine: Engine, prompts: list[list[int]], index: int) -> None:
-    result = engine.generate(prompts[index], NEW)
+    result = engine.generate(prompts[index], NEW, **BLOCKS)
     plain = engine.generate(prompts[index], NEW, block_size=1)
     assert result.tokens == plain.tokens
     assert len(result.tokens) == NEW
@@ -47,7 +48,7 @@ def test_prompt(engine: Engine, prompts: list[list[int]], index: int) -> None:
 
 @pytest.mark.parametrize("index", CUT_TAUS)
 def test_tau_without_the_cut(engine: Engine, prompts: list[list[int]], index: int) -> None:
-    longer = engine.generate(prompts[index], NEW + 16)
+    longer = engine.generate(prompts[index], NEW + 16, **BLOCKS)
     cycles = int(np.searchsorted(1 + np.cumsum(longer.produced), NEW)) + 1
     assert sum(longer.accepted[:cycles]) / cycles == pytest.approx(UNCUT_TAUS[index], abs=1e-9)
 
@@ -67,21 +68,21 @@ def test_recorded_taus_catch_a_wrong_draft_input(
     engine: Engine, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Faults that cost acceptance but no token: the figures above must notice them."""
-    right, propose = engine.generate(prompts[5], 64), DFlashSession.propose
+    right, propose = engine.generate(prompts[5], 64, **BLOCKS), DFlashSession.propose
     with monkeypatch.context() as patch:
         patch.setattr(DFlashDraft, "tap_ids", property(lambda self: (0, 2, 5)))
-        shifted = engine.generate(prompts[5], 64)
-    monkeypatch.setattr(DFlashSession, "propose", lambda self, anchor, taps, rows: propose(self, 3, taps, rows))
-    masked = engine.generate(prompts[5], 64)
+        shifted = engine.generate(prompts[5], 64, **BLOCKS)
+    monkeypatch.setattr(DFlashSession, "propose", lambda self, anchor, rows: propose(self, 3, rows))
+    masked = engine.generate(prompts[5], 64, **BLOCKS)
     assert shifted.tokens == masked.tokens == right.tokens
     assert shifted.tau < right.tau - 0.1
     assert masked.tau < right.tau - 0.1
 
 
 def test_the_stop_token_ends_a_generation(engine: Engine, prompts: list[list[int]]) -> None:
-    free = engine.generate(prompts[1], 60)
+    free = engine.generate(prompts[1], 60, **BLOCKS)
     stop = free.tokens[41]
-    cut = engine.generate(prompts[1], 60, stop=[stop])
+    cut = engine.generate(prompts[1], 60, stop=[stop], **BLOCKS)
     assert cut.tokens == free.tokens[: free.tokens.index(stop) + 1]
     assert cut.stop_reason == "stop"
 
@@ -89,7 +90,7 @@ def test_the_stop_token_ends_a_generation(engine: Engine, prompts: list[list[int
 @pytest.mark.parametrize("index", [0, 3])
 def test_q8_0_equals_its_own_plain_decoding(prompts: list[list[int]], index: int) -> None:
     engine = Engine(*load_demo_pair(), kv_format="q8_0")
-    result = engine.generate(prompts[index], 32)
+    result = engine.generate(prompts[index], 32, **BLOCKS)
     plain = engine.generate(prompts[index], 32, block_size=1)
     assert result.tokens == plain.tokens
     assert result.tau > 0.3

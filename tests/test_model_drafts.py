@@ -230,12 +230,14 @@ def test_logits_and_proposals_equal_the_naive_form(tmp_path: Path, variant: str,
         )
         if "cap" in naive:
             want = naive["cap"] * np.tanh(want / naive["cap"])
-        logits = sessions[0].logits(anchor, taps[begin:end], rows)
+        for session in sessions:
+            session.extend(range(begin, end), taps[begin:end])
+        logits = sessions[0].logits(anchor, rows)
         assert logits.dtype == np.float32
         np.testing.assert_allclose(logits, want, atol=5e-5)
         best = want.argmax(axis=1)
         ids = naive.get("ids", np.arange(VOCAB))
-        assert sessions[1].propose(anchor, taps[begin:end], rows) == ids[best].tolist()
+        assert sessions[1].propose(anchor, rows) == ids[best].tolist()
 
 
 def test_the_variants_tell_themselves_apart_from_the_plain_form() -> None:
@@ -325,7 +327,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"whatever": 1}, {}, "whatever is set"),
     ({"input_embedding_scale": 0}, {}, "input_embedding_scale is 0; it must be a positive number"),
     ({"output_multiplier": -1.0}, {}, "output_multiplier is -1.0; it must be a positive number"),
-    ({"final_logit_softcapping": 0}, {}, "final_logit_softcapping is 0; it must be a positive number"),
+    ({"final_logit_softcapping": -1}, {}, "final_logit_softcapping is -1; it must be a positive number"),
     ({"final_logit_softcapping": "30"}, {}, "final_logit_softcapping is '30'"),
     ({"causal": 1}, {}, "causal is 1; it must be true, false or absent"),
     ({}, {"is_causal": "yes"}, "is_causal is 'yes'"),
@@ -364,8 +366,10 @@ def test_refused_setting_is_named(tmp_path: Path, dflash: dict[str, Any], top: d
 
 
 def test_settings_that_ask_for_nothing_are_taken(tmp_path: Path) -> None:
-    plain = {"conv_kernel_size": 0, "selector_rank": None, "sample_from_anchor": False, "final_logit_softcapping": None}
-    assert read(tmp_path, drafted({**plain, "swa_window_size": 5, "use_swa": False})) == read(tmp_path, drafted())
+    plain = {"conv_kernel_size": 0, "selector_rank": None, "sample_from_anchor": False}
+    for cap in (None, 0, 0.0):
+        config = drafted({**plain, "final_logit_softcapping": cap, "swa_window_size": 5, "use_swa": False})
+        assert read(tmp_path, config) == read(tmp_path, drafted())
 
 
 # The vocabulary map.

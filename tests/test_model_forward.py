@@ -118,7 +118,8 @@ def draft_steps(folder: Path, config: dict[str, Any], new: list[int]) -> list[tu
     pairs, start = [], 0
     for i, count in enumerate(new):
         rows = 8 if i % 2 == 0 else 5
-        proposals = session.propose(10 + i, all_taps[start : start + count], rows)
+        session.extend(range(count), all_taps[start : start + count])
+        proposals = session.propose(10 + i, rows)
         start += count
         block = embedding[[10 + i] + [94] * (rows - 1)]
         want = model_reference.draft(config, tensors, all_taps[:start], block)[1:]

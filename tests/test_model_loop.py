@@ -11,6 +11,7 @@ import model_reference
 import numpy as np
 import pytest
 from model_lab import (
+    BLOCKS,
     DRAFT,
     PROMPT,
     TARGET,
@@ -50,7 +51,7 @@ def scripted(target: Target, prompt: list[int], pattern: list[int], block: int =
 
 
 def speculate(target: Target, draft: Any, prompt: list[int], count: int, **options: Any) -> GenerationResult:
-    return Engine(target, draft, kv_format="f32").generate(prompt, count, **{"stop": (), **options})
+    return Engine(target, draft, kv_format="f32").generate(prompt, count, **{"stop": (), **BLOCKS, **options})
 
 
 def test_plain_decoding_takes_the_argmax_of_the_naive_form(target: Target) -> None:
@@ -102,7 +103,8 @@ def assert_state_is_that_of(target: Target, state: TargetState, tokens: list[int
 def test_state_after_every_accepted_count(target: Target, accepted: int) -> None:
     # The rows of a prompt of at most BLOCK_ROWS tokens are independent: the states can agree in every bit.
     prompt = PROMPT[:20]
-    generation = Engine(target, scripted(target, prompt, [accepted]), kv_format="f32").stream(prompt, 60, stop=())
+    engine = Engine(target, scripted(target, prompt, [accepted]), kv_format="f32")
+    generation = engine.stream(prompt, 60, stop=(), **BLOCKS)
     for cycle in range(3):
         next(generation)
         tokens = [*prompt, *generation.result.tokens]
@@ -116,7 +118,8 @@ def test_stop_at_every_position_of_a_block(target: Target, position: int) -> Non
     truth = plain(target, prompt, 90).tokens
     stop = truth[position]
     end = truth.index(stop) + 1
-    generation = Engine(target, scripted(target, prompt, [BLOCK - 1]), kv_format="f32").stream(prompt, 60, stop=[stop])
+    engine = Engine(target, scripted(target, prompt, [BLOCK - 1]), kv_format="f32")
+    generation = engine.stream(prompt, 60, stop=[stop], **BLOCKS)
     assert [token for part in generation for token in part] == truth[:end]
     result = generation.result
     assert result.stop_reason == "stop"
@@ -152,7 +155,7 @@ def test_prompts_shorter_than_the_convolution(target: Target, draft: DFlashDraft
 
 def test_block_size_one_is_plain_decoding(target: Target) -> None:
     draft = scripted(target, PROMPT, [BLOCK - 1])
-    got = speculate(target, draft, PROMPT, 12, block_size=1)
+    got = speculate(target, draft, PROMPT, 12, block_size=1, speculation="auto")
     assert got == plain(target, PROMPT, 12)
     assert (got.produced, got.accepted, draft.calls) == ([1] * 11, [0] * 11, [])
 
@@ -166,7 +169,7 @@ def test_a_smaller_block_size_is_obeyed(target: Target) -> None:
 
 def test_streaming_gives_what_generate_gives(target: Target) -> None:
     draft = scripted(target, PROMPT, [2, 0, 5])
-    generation = Engine(target, draft, kv_format="f32").stream(PROMPT, 30, stop=())
+    generation = Engine(target, draft, kv_format="f32").stream(PROMPT, 30, stop=(), **BLOCKS)
     parts = []
     for part in generation:
         parts.append(part)
@@ -178,7 +181,7 @@ def test_streaming_gives_what_generate_gives(target: Target) -> None:
 
 def test_one_engine_runs_interleaved_requests(target: Target, draft: DFlashDraft) -> None:
     engine = Engine(target, draft, kv_format="f32")
-    running = [engine.stream(PROMPT[:n], 15, stop=()) for n in (9, 25)]
+    running = [engine.stream(PROMPT[:n], 15, stop=(), **BLOCKS) for n in (9, 25)]
     while [next(generation, None) for generation in running] != [None, None]:
         pass
     for n, generation in zip((9, 25), running, strict=True):
@@ -188,7 +191,7 @@ def test_one_engine_runs_interleaved_requests(target: Target, draft: DFlashDraft
 def test_long_prompts_are_prefilled_in_chunks(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = scripted(target, PROMPT, [3])
     want = speculate(target, whole, PROMPT, 20)
-    monkeypatch.setattr("hipfire_kernels.model.loop._PREFILL_ROWS", 7)
+    monkeypatch.setattr("hipfire_kernels.model.state.PREFILL_ROWS", 7)
     parts = scripted(target, PROMPT, [3])
     assert speculate(target, parts, PROMPT, 20).tokens == want.tokens
     assert want.prefill_tokens == len(PROMPT)
@@ -217,7 +220,7 @@ def check_draft_input(target: Target, draft: DFlashDraft) -> None:
         seen.append(hidden)
         return head(self, hidden)
 
-    generation = Engine(target, draft, kv_format="f32").stream(PROMPT[:12], 12, stop=())
+    generation = Engine(target, draft, kv_format="f32").stream(PROMPT[:12], 12, stop=(), **BLOCKS)
     with pytest.MonkeyPatch.context() as patch:
         next(generation)
         patch.setattr(Target, "head", spy)
@@ -252,12 +255,13 @@ def replay_one_less(self: DeltaState, snapshot: Any, keep: int) -> None:
     right_replay(self, snapshot, keep - 1)
 
 
-def mask_in_slot_zero(self: DFlashSession, anchor: int, taps: np.ndarray, rows: int) -> list[int]:
-    return right_propose(self, 94, taps, rows)
+def mask_in_slot_zero(self: DFlashSession, anchor: int, rows: int) -> list[int]:
+    return right_propose(self, 94, rows)
 
 
-def keep_block_rows(self: DFlashSession, anchor: int, taps: np.ndarray, rows: int) -> list[int]:
-    result = right_propose(self, anchor, taps, rows)
+def keep_block_rows(self: DFlashSession, anchor: int, rows: int) -> list[int]:
+    result = right_propose(self, anchor, rows)
+    self._projected += rows
     self.length += rows
     return result
 

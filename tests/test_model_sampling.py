@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import Result
-from model_lab import DRAFT, PROMPT, TARGET, ScriptedDraft, draft_tensors, target_tensors, write_checkpoint
+from model_lab import BLOCKS, DRAFT, PROMPT, TARGET, ScriptedDraft, draft_tensors, target_tensors, write_checkpoint
 from typer.testing import CliRunner
 
 from hipfire_kernels import InputError
@@ -49,7 +49,8 @@ def demo() -> Engine:
 
 
 def run(target: Target, draft: Any, count: int, **options: Any) -> GenerationResult:
-    return Engine(target, draft, kv_format="f32").generate(PROMPT, count, **{"stop": (), **options})
+    options = {"stop": (), **(BLOCKS if draft else {}), **options}
+    return Engine(target, draft, kv_format="f32").generate(PROMPT, count, **options)
 
 
 # ---- the distribution --------------------------------------------------------------------------------------
@@ -207,7 +208,7 @@ def test_the_engine_samples_the_targets_distribution(target: Target, speculate: 
     seen = np.zeros((96, 96))
     for seed in range(requests):
         draft.calls.clear()
-        first, second, _ = engine.generate(prompt, 3, (), 0.8, seed, top_k=4).tokens
+        first, second, _ = engine.generate(prompt, 3, (), 0.8, seed, top_k=4, **(BLOCKS if speculate else {})).tokens
         seen[first, second] += 1 / requests
     want = np.zeros((96, 96))
     p0 = sampling.probabilities(target_logits(target, prompt))
@@ -261,6 +262,19 @@ def test_a_seed_repeats_its_tokens(target: Target, draft: DFlashDraft) -> None:
         assert first.tokens != other.tokens
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_seed_gives_the_same_tokens_whatever_is_drafted(target: Target, draft: DFlashDraft, seed: int) -> None:
+    """One draw a token: plain decoding, a draft without a clue, and one that knows half of what comes."""
+    options: dict[str, Any] = {"temperature": 1.0, "top_k": 5, "top_p": 0.95, "seed": seed}
+    plain = run(target, None, 40, **options)
+    half = ScriptedDraft(plain.tokens, [3, 0, 7, 1], BLOCK, 96)
+    runs = [
+        run(target, proposer, 40, **options, block_size=size) for proposer, size in ((draft, 8), (draft, 3), (half, 8))
+    ]
+    assert [got.tokens for got in runs] == [plain.tokens] * 3
+    assert runs[-1].tau > 1.5
+
+
 def test_without_a_seed_the_draws_differ(target: Target) -> None:
     first, other = (run(target, None, 30, temperature=1.5) for _ in range(2))
     assert first.tokens != other.tokens
@@ -308,7 +322,7 @@ def test_stop_inside_a_block(target: Target, position: int) -> None:
     truth = run(target, None, 90).tokens
     draft = ScriptedDraft(truth, [BLOCK - 1], BLOCK, 96)
     end = truth.index(truth[position]) + 1
-    generation = Engine(target, draft, kv_format="f32").stream(PROMPT, 60, stop=[truth[position]], **options)
+    generation = Engine(target, draft, kv_format="f32").stream(PROMPT, 60, stop=[truth[position]], **BLOCKS, **options)
     assert [t for part in generation for t in part] == truth[:end]
     assert generation.result.stop_reason == "stop"
     assert sum(generation.result.produced) + 1 == end
@@ -317,7 +331,8 @@ def test_stop_inside_a_block(target: Target, position: int) -> None:
 
 def continuation(engine: Engine, tokenizer: Tokenizer, **options: Any) -> tuple[GenerationResult, str]:
     prompt = tokenizer.encode("import os\n")
-    got = engine.generate(prompt, 60, stop=(), tokenizer=tokenizer, **options)
+    blocks = {} if options.get("block_size") == 1 else BLOCKS
+    got = engine.generate(prompt, 60, stop=(), tokenizer=tokenizer, **blocks, **options)
     return got, tokenizer.decode(got.tokens)
 
 

@@ -1,0 +1,313 @@
+"""When a block is drafted, and how many of its rows are verified.
+
+Times are counted in plain steps: one step is what decoding one token plainly takes. A cycle that drafts at price D and
+verifies r rows at price V(r) produces E(r) = 1 + (drafts expected to be kept) tokens. It beats plain decoding when
+
+    E(r) > D + V(r),   that is   tau > D + V(r) - 1.
+
+*How many rows.* The draft always proposes the block it was trained on; r = argmax E(r) / (D + V(r)) of them are
+verified. E comes from an exponentially weighted mean per position (`Acceptance`). It is fed by whole blocks, verified
+or not: proposals are compared with the tokens that come next, whoever produced them.
+
+*Retiring.* With "auto", no r that beats plain decoding means plain steps. Now and then a block is drafted all the same
+and compared, not verified: a probe, at price D. When the comparisons promise a gain again, verifying resumes.
+
+*What trying may cost.* A balance starts at 0. Each token that comes earns `SHARE` = 0.03 steps, a verified block earns
+its tokens and pays D + V(r), a probe pays D. A cycle begins only when the balance holds its worst case: D for a probe,
+D + V(r) - 1 for a block none of whose drafts is kept. So the balance does not go below 0, and n tokens take at most
+1.03 n steps. From there to 1.05 is room for what no balance holds: the taps that a draft wants of every step (0.01 on
+the demo pair), and prices that are a little off. Retiring forfeits what a good stretch has saved, so that a bad one
+after it is held to the same share.
+
+Two numbers. A pair on a CPU, where rows cost almost as much as steps: D = 1.3, V(4) = 2.0. tau = 1.4 gives E(4) = 2.3,
+less than 3.3: retired; a probe every 1.3 / 0.03 = 44 tokens, 2 in 100 tokens, which then take 102.6 steps. A pair on a
+GPU, where rows cost little: D = 0.1, V(16) = 1.2. The worst case is 0.3 steps, so the first block is verified after
+0.3 / 0.03 = 10 tokens; from tau = 0.3 on it stays.
+
+What an engine has not measured yet it finds out once, not in every request: the first block that it drafts and the
+first that it verifies (the one of the fewest rows that promises a gain) are charged, but not paid in advance. Of the
+former at most `FIRST_DRAFT` = 4 steps are charged, as it may have built kernels. The worst case of more rows than ever
+before is what the most so far cost a row. The projection of a prompt's context in a request's first block may take
+`SHARE` of the prefill.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from statistics import median
+from typing import NamedTuple
+
+from .layers import BLOCK_ROWS
+from .prefix import common_prefix
+
+SHARE = 0.03
+"""Of the time of plain decoding, what drafting may lose."""
+
+FIRST_DRAFT = 4.0
+"""Steps that an engine's first block is charged at most."""
+
+DRAFT_PRICE, ROW_PRICE = 0.25, 0.05
+"""Steps that a block and one more verified row are taken to cost where nothing was measured."""
+
+_ROWS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
+_MEMORY = 8  # blocks, and plain steps, that a mean or a median looks back on
+_STEPS_FIRST = 3  # plain steps before anything is drafted: one may have built a kernel, the median of three did not
+
+
+class Plan(NamedTuple):
+    """What a cycle is to do.
+
+    Attributes:
+        draft: whether a block is drafted.
+        rows: to verify at most, the anchor included; 1 for none.
+        capped: whether that is because the context is beyond the draft's cap.
+    """
+
+    draft: bool
+    rows: int
+    capped: bool = False
+
+
+class Cycle(NamedTuple):
+    """What a cycle did.
+
+    Attributes:
+        plan: as planned.
+        drafts: what was proposed, verified or not; perhaps nothing.
+        tokens: what came.
+        draft_s: seconds that proposing took.
+        verify_s: seconds of the rest.
+    """
+
+    plan: Plan
+    drafts: Sequence[int]
+    tokens: Sequence[int]
+    draft_s: float
+    verify_s: float
+
+    @property
+    def rows(self) -> int:
+        """Verified rows, the anchor included."""
+        return min(self.plan.rows, 1 + len(self.drafts))
+
+    @property
+    def kind(self) -> str:
+        """ "verify" for a block, "probe" for one that was drafted to be compared, else "plain" or "capped"."""
+        if self.rows > 1:
+            return "verify"
+        if self.drafts:
+            return "probe"
+        return "capped" if self.plan.capped else "plain"
+
+
+PLAIN, CAPPED, _PROBE = Plan(False, 1), Plan(False, 1, capped=True), Plan(True, 1)
+
+
+class Acceptance:
+    """How many drafts of a block are kept: for each position the share of blocks that agree up to it.
+
+    An exponentially weighted mean over about the last 8 blocks. Before the first it takes every second draft to be
+    kept, which counts as one block.
+    """
+
+    def __init__(self, positions: int) -> None:
+        self._kept = [0.5**j for j in range(1, positions + 1)]
+        self._judged = 0
+        self._open: list[tuple[list[int], int]] = []  # proposals, and how many of them have come true
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a block is still being compared."""
+        return bool(self._open)
+
+    def proposed(self, drafts: Sequence[int]) -> None:
+        """A block was drafted for the positions of the tokens that come next."""
+        if drafts:
+            self._open.append((list(drafts), 0))
+
+    def produced(self, tokens: Sequence[int]) -> None:
+        """These tokens came next."""
+        waiting = []
+        for drafts, agreed in self._open:
+            ahead = drafts[agreed:]
+            same = common_prefix(ahead, tokens)
+            if same == len(tokens) < len(ahead):
+                waiting.append((drafts, agreed + same))
+            else:
+                self._judge(len(drafts), agreed + same)
+        self._open = waiting
+
+    def expected(self, rows: int) -> float:
+        """Tokens that verifying `rows` rows produces on average."""
+        return 1.0 + sum(self._kept[: rows - 1])
+
+    def _judge(self, drafted: int, agreed: int) -> None:
+        weight = max(1 / _MEMORY, 1 / (self._judged + 2))
+        self._judged += 1
+        for j in range(drafted):
+            self._kept[j] += weight * ((j < agreed) - self._kept[j])
+
+
+class _Price(NamedTuple):
+    """What something costs, in plain steps, by so many measurements."""
+
+    steps: float
+    seen: int
+
+    def and_then(self, steps: float) -> _Price:
+        """With one more, the next value of an exponentially weighted mean. The second replaces the first, which may
+        have been the time of a kernel's build, or of a prompt's projection."""
+        if self.seen == 1:
+            return _Price(steps, 2)
+        return _Price(self.steps + (steps - self.steps) / 4, self.seen + 1)
+
+
+class Prices:
+    """What drafting and verifying cost, in plain steps. One for all requests of an engine, in any thread."""
+
+    def __init__(self) -> None:
+        self._draft: _Price | None = None
+        self._forward: list[_Price | None] = [None, _Price(1.0, 1)] + [None] * (BLOCK_ROWS - 1)  # by rows
+
+    @property
+    def draft(self) -> float | None:
+        """The price of a block; None before the first."""
+        return self._draft.steps if self._draft else None
+
+    @property
+    def has_verified(self) -> bool:
+        """Whether a pass of more than one row was measured."""
+        return len(self._known()) > 1
+
+    def note_draft(self, steps: float) -> None:
+        """A block was drafted at this price."""
+        self._draft = self._draft.and_then(steps) if self._draft else _Price(steps, 1)
+
+    def note_forward(self, rows: int, steps: float) -> None:
+        """A verify pass of `rows` rows took so many steps."""
+        steps, known = min(steps, float(rows)), self._forward[rows]
+        self._forward[rows] = known.and_then(steps) if known else _Price(steps, 1)
+
+    def forward(self, rows: int) -> float:
+        """The likely price of a pass: on the lines between those measured, beyond them on the line through the ends."""
+        known = self._known()
+        if len(known) == 1:
+            return 1.0 + ROW_PRICE * (rows - 1)
+        below, above = [p for p in known if p[0] <= rows], [p for p in known if p[0] > rows]
+        (r0, p0), (r1, p1) = (below[-1], above[0]) if above else (known[0], known[-1])
+        slope = (p1 - p0) / (r1 - r0)
+        return p0 + slope * (rows - r0) if above else p1 + max(0.0, slope) * (rows - r1)
+
+    def worst(self, rows: int) -> float:
+        """What a pass costs at most: beyond the measured ones, every row as much as those of the largest on average."""
+        largest, price = self._known()[-1]
+        return self.forward(rows) if rows <= largest else price * rows / largest
+
+    def _known(self) -> list[tuple[int, float]]:
+        """Rows and prices of what was measured."""
+        return [(rows, price.steps) for rows, price in enumerate(self._forward) if price]
+
+
+class Pace:
+    """Plans the cycles of one request from its acceptance and from the times it is told.
+
+    Args:
+        block_size: the most rows of a block.
+        prices: those of the engine; None for "on", which speculates in every cycle and by what is taken for granted,
+            so that a request repeats its cycles.
+        adaptive: whether fewer rows than drafted may be verified.
+
+    Attributes:
+        retires: whether it is "auto".
+    """
+
+    def __init__(self, block_size: int, prices: Prices | None, adaptive: bool) -> None:
+        self.retires = prices is not None
+        self._prices = prices or Prices()
+        self._adaptive = adaptive
+        self._acceptance = Acceptance(block_size - 1)
+        self._steps: deque[float] = deque(maxlen=_MEMORY)
+        self._step = 0.0  # seconds of a plain step; 0.0 before enough were seen
+        self._balance = 0.0  # steps
+        self._prompt_share = 0.0  # seconds that projecting the prompt's context may take
+        self._is_first_block = True
+        self._is_retired = True
+
+    def prefilled(self, seconds: float) -> None:
+        """The prompt was processed in so many seconds."""
+        self._prompt_share = SHARE * seconds
+
+    def plan(self, most: int) -> Plan:
+        """The next cycle. `most` rows are what block and budget allow."""
+        if most < 2:
+            return PLAIN
+        if not self.retires:
+            return Plan(True, self._best(self._sizes(most)))
+        price = self._prices.draft
+        if not self._step:
+            return PLAIN
+        if price is None:
+            return _PROBE
+        if self._balance < price:
+            return PLAIN
+        return self._affordable(most, price)
+
+    def note(self, cycle: Cycle) -> None:
+        """A cycle was run."""
+        self._acceptance.proposed(cycle.drafts)
+        self._acceptance.produced(cycle.tokens)
+        if not self.retires:
+            return
+        if cycle.rows == 1:
+            self._note_step(cycle.verify_s)
+        self._balance += SHARE * len(cycle.tokens)
+        if cycle.plan.draft:
+            self._pay_draft(cycle.draft_s)
+        if cycle.rows > 1:
+            steps = cycle.verify_s / self._step
+            self._prices.note_forward(cycle.rows, steps)
+            # As in the prices: what is beyond the bound was no verifying, but a build or another process.
+            self._balance += len(cycle.tokens) - min(steps, cycle.rows)
+
+    def _note_step(self, seconds: float) -> None:
+        self._steps.append(seconds)
+        if len(self._steps) >= _STEPS_FIRST:
+            self._step = median(self._steps)
+
+    def _pay_draft(self, seconds: float) -> None:
+        """Charge a block, and learn its price. A request's first one also projects the prompt, within its share."""
+        first, self._is_first_block = self._is_first_block, False
+        steps = max(0.0, seconds - (self._prompt_share if first else 0.0)) / self._step
+        if self._prices.draft is None:
+            steps = min(steps, FIRST_DRAFT)
+        if self._prices.draft is None or not first:
+            self._prices.note_draft(steps)
+        self._balance -= steps
+
+    def _affordable(self, most: int, price: float) -> Plan:
+        """The block that gains most of those whose worst case is paid for; without any that gains, a probe."""
+        gaining = [rows for rows in self._sizes(most) if self._speed(rows) > 1.0]
+        if gaining:
+            self._is_retired = False
+            if not self._prices.has_verified:
+                return Plan(True, min(gaining))
+            paid = [rows for rows in gaining if price + self._prices.worst(rows) - 1.0 <= self._balance]
+            return Plan(True, self._best(paid)) if paid else PLAIN
+        if not self._is_retired:
+            self._is_retired = True
+            self._balance = 0.0
+            return PLAIN
+        return PLAIN if self._acceptance.is_waiting else _PROBE
+
+    def _sizes(self, most: int) -> list[int]:
+        """The numbers of rows to choose from."""
+        return [rows for rows in _ROWS if rows < most] + [most] if self._adaptive else [most]
+
+    def _best(self, sizes: Sequence[int]) -> int:
+        return max(sizes, key=self._speed)
+
+    def _speed(self, rows: int) -> float:
+        """Tokens per step of a cycle with `rows` rows; plain decoding has 1."""
+        draft = DRAFT_PRICE if self._prices.draft is None else self._prices.draft
+        return self._acceptance.expected(rows) / (draft + self._prices.forward(rows))

@@ -1,0 +1,347 @@
+"""The pace of speculation, on simulated pairs: what it picks, and what trying costs at most."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hipfire_kernels.model.adaptive import PLAIN, SHARE, Acceptance, Cycle, Pace, Plan, Prices
+
+BLOCK = 16
+STEP = 0.002  # seconds
+PROBE = Plan(True, 1)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target and a draft, by their prices in plain steps."""
+
+    draft: float
+    row: float
+
+    def forward(self, rows: int) -> float:
+        return 1 + self.row * (rows - 1)
+
+
+CPU = Pair(draft=1.3, row=0.33)
+GPU = Pair(draft=0.1, row=0.0133)
+FREE = Pair(draft=0.001, row=0.33)
+
+
+@dataclass
+class Run:
+    """What a request did. `steps`: its time in plain steps; `lag`: the most it was ever behind plain decoding."""
+
+    plans: list[Plan] = field(default_factory=list)
+    tokens: int = 0
+    steps: float = 0.0
+    lag: float = 0.0
+
+    @property
+    def slowdown(self) -> float:
+        return self.steps / self.tokens
+
+    @property
+    def probes(self) -> int:
+        return self.plans.count(PROBE)
+
+    @property
+    def blocks(self) -> Counter[int]:
+        return Counter(plan.rows for plan in self.plans if plan.rows > 1)
+
+
+def accepted(*shares: float) -> Callable[[random.Random], int]:
+    """Blocks of which a draft is kept with probability `shares[j]`, where those before it are; then none."""
+
+    def draw(rng: random.Random) -> int:
+        return next((j for j, share in enumerate(shares) if rng.random() >= share), len(shares))
+
+    return draw
+
+
+NEVER, OFTEN, ALWAYS = accepted(), accepted(*[0.8] * 15), accepted(*[1.0] * 15)
+
+
+def simulate(
+    pair: Pair,
+    kept: Callable[[random.Random], int] | Callable[[int], Callable[[random.Random], int]],
+    count: int,
+    prices: Prices | None,
+    *,
+    adaptive: bool = True,
+    delays: Iterator[float] | None = None,
+    prefill: float = 0.0,
+    projection: float = 0.0,
+    seed: int = 0,
+) -> Run:
+    """Run a pace on a pair. `delays` are seconds more, one for each time that is measured."""
+    rng, pace, run = random.Random(seed), Pace(BLOCK, prices, adaptive), Run()
+    pace.prefilled(prefill)
+    while run.tokens < count:
+        most = min(BLOCK, count - run.tokens + 1)
+        plan = pace.plan(most)
+        agreed = min(kept(rng), most - 1) if plan.draft else 0
+        drafts = [run.tokens + j + (0 if j < agreed else 10**6) for j in range(most - 1)] if plan.draft else []
+        produced = min(1 + min(agreed, plan.rows - 1), count - run.tokens)
+        tokens = list(range(run.tokens, run.tokens + produced))
+        draft_s = STEP * pair.draft + projection + (next(delays) if delays else 0.0) if plan.draft else 0.0
+        projection = 0.0 if plan.draft else projection
+        forward_s = STEP * pair.forward(min(plan.rows, 1 + len(drafts))) + (next(delays) if delays else 0.0)
+        pace.note(Cycle(plan, drafts, tokens, draft_s, forward_s))
+        run.plans.append(plan)
+        run.tokens += produced
+        run.steps += (draft_s + forward_s) / STEP
+        run.lag = max(run.lag, run.steps - run.tokens)
+    return run
+
+
+def measured(pair: Pair) -> Prices:
+    """Prices of an engine that knows the pair."""
+    prices = Prices()
+    prices.note_draft(pair.draft)
+    for rows in (2, 4, 8, BLOCK):
+        prices.note_forward(rows, pair.forward(rows))
+    return prices
+
+
+def judged(*blocks: int) -> Acceptance:
+    """The acceptance after blocks of 15 drafts, so many of which came true."""
+    acceptance = Acceptance(15)
+    for agreed in blocks:
+        acceptance.proposed(range(15))
+        acceptance.produced([*range(agreed), 99])
+    return acceptance
+
+
+def test_expected_tokens() -> None:
+    assert judged().expected(1) == 1
+    assert judged().expected(4) == 1 + 0.5 + 0.25 + 0.125
+    assert judged(3).expected(5) == 1 + 0.75 + 0.625 + 0.5625 + 0.03125
+    assert judged(*[3] * 60).expected(16) == pytest.approx(4, abs=0.01)
+    # About the last eight blocks count.
+    assert 1.2 < judged(*[15] * 60, *[0] * 16).expected(16) < 3
+
+
+@pytest.mark.parametrize("parts", [[2, 1, 4], [1] * 7, [7]])
+@pytest.mark.parametrize("agreed", [0, 1, 2, 5, 6])
+def test_a_block_is_judged_by_the_tokens_that_come_whatever_was_verified(parts: list[int], agreed: int) -> None:
+    acceptance, whole = Acceptance(6), Acceptance(6)
+    tokens = [*range(agreed), 50, 51, 52, 53, 54, 55, 56][:7]
+    for one in (acceptance, whole):
+        one.proposed(range(6))
+    whole.produced(tokens)
+    for size in parts:
+        acceptance.produced(tokens[:size])
+        tokens = tokens[size:]
+    assert not acceptance.is_waiting
+    assert [acceptance.expected(r) for r in range(1, 8)] == [whole.expected(r) for r in range(1, 8)]
+    assert acceptance.expected(7) == 1 + sum((0.5**j + (j <= agreed)) / 2 for j in range(1, 7))
+
+
+def test_a_block_waits_until_a_token_differs() -> None:
+    acceptance = Acceptance(6)
+    acceptance.proposed([])
+    assert not acceptance.is_waiting
+    acceptance.proposed(range(6))
+    acceptance.produced([0, 1, 2])
+    assert acceptance.is_waiting
+    acceptance.produced([7])
+    assert not acceptance.is_waiting
+    acceptance.proposed(range(3))
+    acceptance.produced([0, 1, 2])
+    assert not acceptance.is_waiting
+
+
+def test_prices() -> None:
+    prices = Prices()
+    assert (prices.draft, *map(prices.worst, (2, 16))) == (None, 2, 16)
+    assert prices.forward(11) == 1.5
+    prices.note_draft(4.0)
+    prices.note_draft(0.5)  # the first may have built kernels: no mean of both
+    assert prices.draft == 0.5
+    prices.note_draft(0.7)
+    assert prices.draft == pytest.approx(0.55)
+    prices.note_draft(0.15)  # a lucky one is no more than one
+    assert prices.draft == pytest.approx(0.45)
+    prices.note_forward(3, 1.5)
+    assert [prices.forward(r) for r in (1, 2, 3, 5)] == [1, 1.25, 1.5, 2]
+    assert [prices.worst(r) for r in (2, 3, 6)] == [1.25, 1.5, 3]
+    prices.note_forward(7, 3.5)
+    assert [prices.forward(r) for r in (2, 5, 7, 13)] == pytest.approx([1.25, 2.5, 3.5, 6])
+    prices.note_forward(9, 900.0)
+    assert prices.forward(9) == 9
+    cheaper = Prices()
+    cheaper.note_forward(2, 0.9)
+    assert cheaper.forward(16) == 0.9
+
+
+def test_the_numbers_of_the_docstring() -> None:
+    assert SHARE == 0.03
+    cpu = simulate(Pair(1.3, 1 / 3), NEVER, 300, measured(Pair(1.3, 1 / 3)))
+    drafted = [i for i, plan in enumerate(cpu.plans) if plan.draft]
+    assert {b - a for a, b in pairwise(drafted)} <= {43, 44}
+    assert cpu.probes == 6
+    assert judged(*[3, 0, 1, 2, 1, 1, 2, 1] * 5).expected(4) == pytest.approx(2.3, abs=0.1)
+    gpu = simulate(GPU, OFTEN, 300, measured(GPU), adaptive=False)
+    assert gpu.plans[:11] == [PLAIN] * 10 + [Plan(True, 16)]
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+@pytest.mark.parametrize("pair", [CPU, GPU, FREE, Pair(4, 0.26), Pair(0.5, 1.0)])
+@pytest.mark.parametrize("kept", [NEVER, accepted(0.2), accepted(0.5, 0.2), accepted(0.02, *[1.0] * 14)])
+def test_low_acceptance_never_costs_five_percent(
+    pair: Pair, kept: Callable[[random.Random], int], adaptive: bool
+) -> None:
+    for seed in range(6):
+        run = simulate(pair, kept, 500, measured(pair), adaptive=adaptive, seed=seed)
+        assert run.slowdown <= 1.03
+        assert run.lag <= 0.03 * 500
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.floats(0, 6), st.floats(0, 1), st.lists(st.floats(0, 1), max_size=15), st.integers(1, 400), st.integers(0, 99)
+)
+def test_no_pair_and_no_prompt_falls_five_percent_behind(
+    draft: float, row: float, shares: list[float], count: int, seed: int
+) -> None:
+    pair = Pair(draft, row)
+    run = simulate(pair, accepted(*shares), count, measured(pair), seed=seed)
+    # Rounding aside it is 1.03. It holds at every moment: a request may end at any token.
+    assert run.steps <= 1.0301 * run.tokens
+    assert run.lag <= 0.0301 * run.tokens
+
+
+@pytest.mark.parametrize(("pair", "kept", "least"), [(GPU, OFTEN, 0.9), (GPU, ALWAYS, 0.8), (CPU, ALWAYS, 0.9)])
+def test_high_acceptance_gets_nearly_all_of_its_gain(
+    pair: Pair, kept: Callable[[random.Random], int], least: float
+) -> None:
+    auto = simulate(pair, kept, 2000, measured(pair))
+    best = min(simulate(pair, kept, 2000, None, adaptive=a).steps for a in (True, False))
+    assert best / auto.steps > least
+
+
+def test_an_engine_pays_once_for_knowing_the_price() -> None:
+    prices = Prices()
+    first = simulate(CPU, NEVER, 400, prices)
+    second = simulate(CPU, NEVER, 400, prices)
+    assert [i for i, plan in enumerate(first.plans) if plan.draft][:2] == [3, 87]
+    assert next(i for i, plan in enumerate(second.plans) if plan.draft) == 44
+    assert first.slowdown < 1.03
+    # The first verify pass is a small one, and does not have to be earned either.
+    prices = Prices()
+    run = simulate(GPU, ALWAYS, 60, prices)
+    assert next(plan for plan in run.plans if plan.rows > 1).rows == 2
+    assert [plan.draft for plan in run.plans[:8]].count(True) > 1
+
+
+def test_a_kernel_build_is_not_taken_for_a_price() -> None:
+    """The first plain step and the first block take seconds more."""
+    prices = Prices()
+    simulate(GPU, OFTEN, 400, prices, delays=iter([2.0, 0.0, 0.0, 3.0, *[0.0] * 900]))
+    assert prices.draft == pytest.approx(GPU.draft)
+    run = simulate(GPU, OFTEN, 400, prices)
+    assert run.slowdown < 0.5
+
+
+def test_the_projection_of_the_prompt_is_no_price_of_a_block() -> None:
+    prices = measured(GPU)
+    long = simulate(GPU, OFTEN, 200, prices, prefill=2.0, projection=0.06)
+    assert prices.draft == pytest.approx(GPU.draft)
+    assert sum(plan.draft for plan in long.plans[:12]) >= 3
+    # Without a prefill to pay for it, it has to be earned.
+    short = simulate(GPU, NEVER, 1500, prices, projection=0.06)
+    drafted = [i for i, plan in enumerate(short.plans) if plan.draft]
+    assert drafted[1] - drafted[0] > 0.06 / STEP / 0.03 - 5
+
+
+def test_retires_and_resumes() -> None:
+    """Good, bad, good again: while it is bad it goes plainly, with probes, and one of them brings it back."""
+    parts = iter([*[OFTEN] * 60, *[NEVER] * 40])
+    prices = measured(GPU)
+    run = simulate(GPU, lambda rng: next(parts, OFTEN)(rng), 1200, prices)
+    kinds = "".join("p" if plan == PROBE else "v" if plan.rows > 1 else "-" for plan in run.plans)
+    assert "vvvvvvvvvv" in kinds[:40]
+    bad = kinds[kinds.index("vvvvvvvvvv") :]
+    assert "--p--p---p-" in bad
+    assert bad.rstrip("-").endswith("vvvvvvvvvv")
+    assert run.slowdown < 0.7
+
+
+def test_what_a_good_stretch_saved_is_not_spent_on_a_bad_one() -> None:
+    blocks = [0]
+
+    def draw(rng: random.Random) -> int:
+        blocks[0] += 1
+        return 15 if blocks[0] <= 40 else 0
+
+    run = simulate(CPU, draw, 2000, measured(CPU))
+    last = max(i for i, plan in enumerate(run.plans) if plan.rows > 1)
+    rest = run.plans[last + 1 :]
+    assert len(rest) > 500
+    assert sum(plan.draft for plan in rest) * CPU.draft <= 0.03 * len(rest)
+
+
+def test_fewer_rows_for_lower_acceptance_and_dearer_rows() -> None:
+    def usual(pair: Pair, kept: Callable[[random.Random], int]) -> int:
+        return simulate(pair, kept, 3000, measured(pair)).blocks.most_common(1)[0][0]
+
+    assert usual(GPU, ALWAYS) == BLOCK
+    assert usual(GPU, accepted(0.9, 0.8, 0.5, 0.1)) in (4, 6)
+    assert usual(FREE, accepted(0.9, 0.8, 0.5, 0.1)) in (3, 4)
+    assert usual(FREE, accepted(0.9, 0.1)) == 2
+
+
+def test_not_adaptive_is_an_arm_of_its_own() -> None:
+    kept = accepted(0.9, 0.8, 0.2)
+    fixed = simulate(GPU, kept, 400, measured(GPU), adaptive=False)
+    assert set(fixed.blocks) - {BLOCK} <= set(range(2, BLOCK))  # the last ones, cut by the budget
+    assert fixed.blocks[BLOCK] > 0.9 * sum(fixed.blocks.values())
+    assert simulate(GPU, kept, 400, measured(GPU)).blocks[BLOCK] < 10
+
+
+def test_on_speculates_in_every_cycle_and_repeats_itself() -> None:
+    delays = iter([random.Random(1).random() for _ in range(2000)])
+    run = simulate(CPU, accepted(0.6, 0.3), 300, None, delays=delays)
+    again = simulate(GPU, accepted(0.6, 0.3), 300, None)
+    assert all(plan.draft and plan.rows > 1 for plan in run.plans[:-1])
+    assert run.plans == again.plans
+    assert set(run.blocks) >= {2, 3}
+    full = simulate(CPU, accepted(0.6, 0.3), 300, None, adaptive=False)
+    assert full.blocks[BLOCK] > 0.9 * sum(full.blocks.values())
+
+
+def test_nothing_is_drafted_where_one_row_is_left() -> None:
+    for prices in (None, measured(GPU)):
+        assert Pace(BLOCK, prices, True).plan(1) == PLAIN
+
+
+def test_a_proposer_without_an_idea_costs_nothing_but_its_time() -> None:
+    prices = measured(FREE)
+    pace = Pace(BLOCK, prices, True)
+    for at in range(100):
+        plan = pace.plan(BLOCK)
+        # It has one in the first half: later plans want a block verified and get none.
+        drafts = [at + j for j in range(15)] if plan.draft and at < 50 else []
+        rows = min(plan.rows, 1 + len(drafts))
+        pace.note(Cycle(plan, drafts, range(at, at + rows), FREE.draft * STEP, STEP * FREE.forward(rows)))
+    assert plan.rows > 1
+    assert [prices.forward(r) for r in (2, 16)] == [FREE.forward(r) for r in (2, 16)]
+    # What such a cycle takes is a plain step.
+    for _ in range(8):
+        pace.note(Cycle(Plan(True, 4), [], [1], 0.0, 3 * STEP))
+    assert pace._step == 3 * STEP
+
+
+def test_a_step_that_another_process_held_up_is_no_measure() -> None:
+    pace = Pace(BLOCK, measured(CPU), True)
+    for seconds in (STEP, STEP, 50 * STEP, STEP):
+        pace.note(Cycle(pace.plan(BLOCK), [], [1], 0.0, seconds))
+    assert pace._step == STEP
