@@ -1,0 +1,134 @@
+"""One case against the oracle and its invariant: the check that fuzzing, replay, pytest and an engine all run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .. import parity
+from ..errors import InputError
+from ..family import Variant
+from ..runtime import device
+from ..runtime.host import HostDevice
+from .case import FuzzCase, is_tree, kind_of, variant_of
+from .invariants import Given, violated
+from .requests import AnyRequest, draft_request, verify_request
+from .subjects import Arrangement, Subject, VariantSubject
+from .writes import check_write
+from .yardstick import error_of, expected
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found: the error of the worst (row, head) in the unit of the tolerance, and what else is wrong."""
+
+    case: FuzzCase
+    error: float
+    limit: float
+    fault: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """No fault, and the worst row within the limit."""
+        return not self.fault and self.error <= self.limit
+
+    def describe(self) -> str:
+        """One line."""
+        verdict = "ok" if self.ok else "FAILED"
+        measured = f"error {self.error:.3g} (limit {self.limit:g}) {self.fault}"
+        return f"{verdict} {self.case.describe()}: {measured}".rstrip()
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"case": self.case.as_dict(), "error": self.error, "limit": self.limit, "fault": self.fault}
+
+
+def request_of(case: FuzzCase) -> AnyRequest:
+    """The tensors of a case of an attention variant.
+
+    Raises:
+        InputError: the variant is a reducer or a cache write, which no request describes.
+    """
+    variant = variant_of(case)
+    if not kind_of(variant):
+        raise InputError(f"{case.variant} is no attention kernel that takes q, K and V; no request describes its input")
+    if kind_of(variant) == "draft":
+        return draft_request(case, f16=dict(variant.params).get("kv") == "f16")
+    return verify_request(case, tree=is_tree(variant))
+
+
+def check(case: FuzzCase, subject: Subject) -> Finding:
+    """Hold a subject against the oracle and against the invariant that the case names.
+
+    Cache writes have a check of their own. A reducer is held by `parity.check`, with the part of the case that
+    `parity.Case` can say.
+
+    Raises:
+        DeviceError: a launch failed, or was broken off, say by a deadlock.
+        InputError: the case does not fit the subject.
+    """
+    if isinstance(subject, VariantSubject) and not kind_of(subject.variant):
+        return _check_other(case, subject)
+    request = request_of(case)
+    how = Arrangement(case.partials_rows, case.spare_tiles, case.offset, case.stream)
+    out, fault = subject.start(request, how).result()
+    want = expected(request, subject.tolerance)
+    error, wrong = error_of(out, want, subject.tolerance)
+    fault = fault or wrong
+    if case.invariant and not fault and error <= subject.tolerance:
+        fault = violated(case.invariant, Given(subject, case, request, how, out))
+        fault = fault and f"{case.invariant}: {fault}"
+    return Finding(case, error, subject.tolerance, fault)
+
+
+def _check_other(case: FuzzCase, subject: VariantSubject) -> Finding:
+    """A cache write or a reducer. The thread order is held by the error, a float64 that moves with most bits."""
+    on = subject.device
+    found = [_other(case, subject)]
+    if case.invariant == "thread_order" and isinstance(on, HostDevice):
+        before, on.thread_order = on.thread_order, case.seed
+        try:
+            found.append(_other(case, subject))
+        finally:
+            on.thread_order = before
+    fault = next((one.fault for one in found if one.fault), "")
+    if len({one.error for one in found}) > 1:
+        fault = fault or f"thread_order: another result with threads in the order of seed {case.seed}"
+    return Finding(case, max(one.error for one in found), found[0].limit, fault)
+
+
+def _other(case: FuzzCase, subject: VariantSubject) -> Finding:
+    if subject.variant.family.oracle == "quantize":
+        error, fault = check_write(case, subject.variant, subject.device)
+        return Finding(case, error, 1.0, fault)
+    found = parity.check(subject.variant, plain(case), subject.device)
+    return Finding(case, found.error, found.limit, found.fault)
+
+
+def plain(case: FuzzCase) -> parity.Case:
+    """The part of a case that `parity.Case` can say."""
+    named = {"normal": "normal", "zeros": "zeros", "same": "normal"}
+    values = "large" if case.queries in ("large", "beyond_f16") else named.get(case.keys, "foreign")
+    return parity.Case(
+        rows=case.rows,
+        ctx=case.ctx,
+        n_heads=case.n_heads,
+        n_kv_heads=case.n_kv_heads,
+        head_dim=case.head_dim,
+        values=values,
+        window=case.window,
+        block_cols=case.rows + case.extra_cols if is_tree(variant_of(case)) else 0,
+        seed=case.seed,
+    )
+
+
+def assert_parity(subject: Variant | Subject, case: FuzzCase, on: str = "host") -> None:
+    """Raise AssertionError, with the finding and the case to replay, unless a case passes.
+
+    Args:
+        subject: a variant, run on the device named `on`; or a subject, for instance an `EngineSubject`.
+    """
+    tested = VariantSubject(subject, device(on)) if isinstance(subject, Variant) else subject
+    found = check(case, tested)
+    if not found.ok:
+        raise AssertionError(f"{tested.name}: {found.describe()}\nreplay: {case.to_json()}")

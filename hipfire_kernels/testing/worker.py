@@ -1,0 +1,64 @@
+"""The child process that runs cases: one JSON case a line on stdin, one JSON answer a line on stdout.
+
+A kernel that crashes takes this process with it, and one that hangs is killed with it; the parent knows which case it
+was. `python -m hipfire_kernels.testing.worker DEVICE CORE`: CORE pins the process, -1 does not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from ..errors import DeviceError, HipfireError, ToolchainUnavailable
+from .case import FuzzCase, variant_of
+from .casefile import case_from
+from .checking import check
+from .subjects import VariantSubject
+
+
+def answer(case: FuzzCase, on: Any) -> dict[str, Any]:
+    """What a check gave, as the parent reads it.
+
+    `broken`: the device may be unusable now, and with it the process. `refused`: nothing can be built here.
+    """
+    found: dict[str, Any] = {"error": None, "fault": "", "broken": False}
+    try:
+        result = check(case, VariantSubject(variant_of(case), on))
+    except ToolchainUnavailable as error:
+        return {"refused": str(error)}
+    except DeviceError as error:
+        return {**found, "fault": f"{type(error).__name__}: {error}", "broken": True}
+    except Exception as error:  # a legal case that is refused, or that a library trips over, is a fault like any other
+        return {**found, "fault": f"raises {type(error).__name__}: {error}"}
+    return {**found, "error": result.error, "limit": result.limit, "fault": result.fault}
+
+
+def main(device_name: str, core: int) -> None:
+    """Say of which arch the device is, or why there is none; then answer cases until stdin ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a kernel or a driver prints must not end up among the answers
+
+    def say(what: dict[str, Any]) -> None:
+        answers.write(json.dumps(what) + "\n")
+        answers.flush()
+
+    if core >= 0 and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {core})  # before the host device counts cores: it then runs blocks on this thread
+    from threadpoolctl import threadpool_limits
+
+    from ..runtime import device
+
+    try:
+        on = device(device_name)
+    except HipfireError as error:
+        return say({"refused": str(error)})
+    say({"arch": on.arch.name})
+    with threadpool_limits(1):
+        for line in sys.stdin:
+            say(answer(case_from(json.loads(line)), on))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

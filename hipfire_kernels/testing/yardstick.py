@@ -1,0 +1,130 @@
+"""What a case allows: the family's tolerance, in units that grow where the arithmetic itself cannot know better.
+
+A tolerance is declared for well-behaved inputs. Where scores are sums of large terms, or values cancel, the best
+kernel of a precision is further off, relative to the result, than that. To first order, with weights w, scores of
+products that add up to a in magnitude, and every product off by u, the output moves by the sum of
+w expm1(u (a + a_top)) (|v| + |out|) over all keys but the heaviest: an error of its score is none where its weight is
+all there is. Rounding of the weighted sum adds a share of sum w |v|; weights below the smallest number are lost.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import reference
+from ..parity import worst_row
+from .requests import DraftRequest, Request
+
+Array = npt.NDArray[Any]
+
+F16_STEP = 2.0**-12
+"""A tolerance above half a unit of f16 is that of a kernel whose products have f16 factors."""
+
+_MOST = 60.0
+"""exp of more is no information; it only overflows."""
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What a tolerance says about the arithmetic behind it: `product`, the relative error of a product in a score;
+    `tiny`, the weights that may be lost."""
+
+    product: float
+    tiny: float
+
+    @staticmethod
+    def of(tolerance: float) -> Precision:
+        """A sixty-fourth of the tolerance of f32 kernels is 2.6 units of f32; half of that of f16 kernels is one."""
+        if tolerance > F16_STEP:
+            return Precision(tolerance / 2, 2.0**-24)
+        return Precision(tolerance / 64, 2.0**-125)
+
+
+@dataclass(frozen=True, eq=False)
+class Expected:
+    """What a call must give.
+
+    Attributes:
+        out: float64 [rows, n_heads, head_dim], the oracle's.
+        spread: float64 [rows, n_heads], how far inputs of the case may throw off a kernel of the precision.
+    """
+
+    out: Array
+    spread: Array
+
+
+def expected(request: Request | DraftRequest, tolerance: float) -> Expected:
+    """The oracle's result of a request, and its spread at a tolerance."""
+    if isinstance(request, Request):
+        r = request
+        out = reference.attend(r.q, r.k_cache, r.v_cache, r.positions, r.scale, r.tree_bias, r.window)
+        keys, values = (reference.decode_cache(cache[: r.ctx]) for cache in (r.k_cache, r.v_cache))
+    else:
+        out = reference.draft_attend(request.q, request.k, request.v, request.scale, request.window, request.causal)
+        keys, values = request.k.astype(np.float64), request.v.astype(np.float64)
+    visible = request.visible()
+    bias = np.zeros(visible.shape)
+    if isinstance(request, Request) and request.tree_bias is not None:
+        bias[:, int(request.positions[0]) :] = request.tree_bias
+    bias[~visible] = -np.inf
+    spread = np.zeros(out.shape[:2])
+    if visible.shape[1]:
+        group = out.shape[1] // keys.shape[1]
+        for kv_head in range(keys.shape[1]):
+            heads = slice(kv_head * group, (kv_head + 1) * group)
+            q = request.q[:, heads].astype(np.float64) * request.factor
+            spread[:, heads] = _spread(q, keys[:, kv_head], values[:, kv_head], bias, out[:, heads], tolerance)
+    return Expected(out, spread)
+
+
+def _spread(q: Array, keys: Array, values: Array, bias: Array, out: Array, tolerance: float) -> Array:
+    """[rows, group] for the heads of one KV head: q [rows, group, d] with the scale in it, bias [rows, keys]."""
+    precision = Precision.of(tolerance)
+    rows, group, dim = q.shape
+    flat = q.reshape(rows * group, dim)
+    seen = np.repeat(~np.isneginf(bias), group, axis=0)
+    keys, values = (np.where(np.isfinite(x), x, 0.0) for x in (keys, values))
+    offset = np.repeat(np.where(np.isneginf(bias), 0.0, bias), group, axis=0)
+    scores = np.where(seen, flat @ keys.T + offset, -np.inf)
+    size = abs(flat) @ abs(keys).T + abs(offset)
+    top = scores.argmax(axis=1)[:, None]
+    highest = np.take_along_axis(scores, top, axis=1)
+    weights = np.exp(scores - np.where(np.isneginf(highest), 0.0, highest))
+    weights /= np.maximum(weights.sum(axis=1, keepdims=True), 1e-300)
+    moved = weights * np.expm1(np.minimum(precision.product * (size + np.take_along_axis(size, top, axis=1)), _MOST))
+    np.put_along_axis(moved, top, 0.0, axis=1)
+    factors = moved + weights * (tolerance / 16) + seen * precision.tiny
+    terms = factors @ abs(values) + moved.sum(axis=1, keepdims=True) * abs(out.reshape(rows * group, dim))
+    worst: Array = np.nan_to_num(terms, nan=0.0).max(axis=1).reshape(rows, group)
+    return worst
+
+
+def error_of(got: Array, want: Expected, tolerance: float) -> tuple[float, str]:
+    """The error of the worst (row, head), to be held against the tolerance, and what is wrong in kind, if anything.
+
+    Kinds come first: an element that is finite, +inf, -inf or NaN must be what the oracle says.
+    """
+    if got.shape != want.out.shape:
+        return math.inf, f"the output has shape {got.shape}; required: {want.out.shape}"
+    wrong = kinds(got) != kinds(want.out)
+    if wrong.any():
+        row, head, dim = (int(i) for i in np.argwhere(wrong)[0])
+        return math.inf, (
+            f"{got[row, head, dim]} at row {row}, head {head}, dim {dim}, where the oracle has "
+            f"{want.out[row, head, dim]:.6g}; {int(wrong.sum())} of {wrong.size} elements are of the wrong kind"
+        )
+    finite = np.isfinite(want.out).all(axis=-1)
+    # One more column, equal on both sides, tells `worst_row` what a row's error is to be measured by.
+    size = abs(want.out).max(axis=-1, initial=0.0) + want.spread / tolerance
+    pair = [np.concatenate([x, size[..., None]], axis=-1)[finite] for x in (got.astype(np.float64), want.out)]
+    return worst_row(pair[0], pair[1]), ""
+
+
+def kinds(x: Array) -> Array:
+    """0 where finite, 1 and -1 where infinite, 2 where NaN."""
+    return np.select([np.isnan(x), np.isposinf(x), np.isneginf(x)], [2, 1, -1], 0)
