@@ -15,10 +15,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import __version__, families, reference
-from ..attention import TilePlan, check_verify
+from .. import __version__, reference
+from ..attention import VerifyPlan, check_verify, reducer, verify_plan
 from ..builder import build
+from ..dispatch import tuning
+from ..dispatch.request import AttendRequest
+from ..dispatch.routes import route
 from ..family import Variant
+from ..kernels import families
 from ..layout import kv_cache_shape
 from ..parity import worst_row
 from ..q8_0 import random_q8_0
@@ -48,11 +52,24 @@ class Shape:
         return 2 * int(np.prod(kv_cache_shape(self.ctx, self.n_kv_heads, self.head_dim), dtype=np.int64))
 
 
-def route_variants(head_dim: int) -> dict[str, Variant]:
-    """The variants that a verify call of this head_dim can run, by route name."""
-    rows = families()["attention_flash_q8_0_rows"]
-    table = {BASE: families()["attention_flash_q8_0_tile_batched"].variant(head_dim=head_dim, mask="causal")}
-    return table | {f"rows{r}": rows.variant(rows=r, head_dim=head_dim) for r in rows.params["rows"]}
+ROUTES = (BASE, "rows4", "rows8", "verify_gqa", "verify_mma")
+
+
+def route_variants(arch: str, shape: Shape) -> dict[str, Variant]:
+    """The variants that the routes of a verify block run for a shape, by route name."""
+    request = AttendRequest(
+        arch=arch, head_dim=shape.head_dim, n_heads=shape.n_heads, n_kv_heads=shape.n_kv_heads, rows=shape.rows
+    )
+    return {name: route(name).variant(request) for name in ROUTES}
+
+
+def choices(device: GpuDevice, shape: Shape) -> dict[str, tuning.Choice]:
+    """What the plans of a shape's routes take of their free choices, by route name."""
+    request = AttendRequest(
+        device.arch.name, "verify", "q8_0", shape.head_dim, shape.n_heads, shape.n_kv_heads, shape.rows, shape.ctx,
+        "chain", capturing=False, recording=False, multiprocessors=device.multiprocessors,
+    )  # fmt: skip
+    return {name: tuning.find(families()[route(name).family], request) or tuning.DEFAULT for name in ROUTES}
 
 
 def random_cache(rng: np.random.Generator, shape: Shape) -> npt.NDArray[np.uint8]:
@@ -69,7 +86,11 @@ def measure(device: GpuDevice, watch: Stopwatch, shape: Shape, rounds: int, chec
     arrays = [device.to_device(a) for a in (q, k, v, positions)]
     out = device.empty(q.shape, np.float32)
     extents = check_verify(device, *arrays[:3])
-    plans = {n: TilePlan(x, device, extents, shape.ctx) for n, x in route_variants(shape.head_dim).items()}
+    taken = choices(device, shape)
+    plans = {
+        n: verify_plan(taken[n].of(x), device, extents, shape.ctx, splits=taken[n].splits)
+        for n, x in route_variants(device.arch.name, shape).items()
+    }
     calls: dict[str, Any] = {name: _caller(plan, arrays, out) for name, plan in plans.items()}
     floats = device.empty((shape.kv_bytes // 4,), np.float32)
     calls["read"] = watch.reader(floats)
@@ -80,11 +101,11 @@ def measure(device: GpuDevice, watch: Stopwatch, shape: Shape, rounds: int, chec
         device.write(out, np.full(q.shape, np.nan, np.float32))
         calls[name]()
         error = worst_row(device.to_host(out), want) if want is not None else None
-        rows.append(_row(shape, name, times, error))
+        rows.append({**_row(shape, name, times, error), "choice": dict(taken[name].values)})
     return rows
 
 
-def _caller(plan: TilePlan, arrays: Sequence[Any], out: Any) -> Any:
+def _caller(plan: VerifyPlan, arrays: Sequence[Any], out: Any) -> Any:
     q, k_cache, v_cache, positions = arrays
     return lambda: plan.run(q, k_cache, v_cache, positions, out)
 
@@ -109,8 +130,9 @@ def _row(shape: Shape, name: str, times: dict[str, Times], error: float | None) 
 
 def provenance(device: GpuDevice) -> dict[str, Any]:
     """What the figures are bound to: device, driver, compiler, date, digests of the rendered sources."""
-    variants = [v for head_dim in HEAD_DIMS for v in route_variants(head_dim).values()]
-    variants += [families()["attention_flash_reduce_batched"].variant(head_dim=d, tree=False) for d in HEAD_DIMS]
+    shapes = [Shape(CONTEXTS[0], rows, head_dim) for rows in ROWS for head_dim in HEAD_DIMS]
+    timed = dict.fromkeys(v for shape in shapes for v in route_variants(device.arch.name, shape).values())
+    variants = [*timed, *dict.fromkeys(merging for v in timed if (merging := reducer(v)) is not None)]
     return {
         **device.describe(),
         "date": datetime.date.today().isoformat(),

@@ -24,17 +24,18 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from .. import attend, families, kv_write, quantize_q8_0, reference
-from ..attention import TilePlan, check_verify
+from ..attention import check_verify, verify_plan
 from ..dispatch import AttendRequest, plan
 from ..family import Variant
+from ..matrix_probe import probe
 from ..parity import Case, check, grid, inputs, run_attend, tile_twin, worst_row
 from ..runtime import Device
 from ..runtime import device as open_device
 from ..runtime.gpu import GpuDevice
-from . import kernels, peers
+from . import draft, kernels, peers
 
 LONG = (32768, 131072)
-SECTIONS = ("parity", "sanitize", "host", "model", "arrays", "table", "peers")
+SECTIONS = ("parity", "sanitize", "host", "model", "arrays", "table", "draft", "peers")
 
 
 def variants() -> list[Variant]:
@@ -52,7 +53,12 @@ def parity(device_name: str) -> dict[str, Any]:
     jobs += list(_long_jobs())
     with threadpool_limits(1), concurrent.futures.ThreadPoolExecutor(12) as pool:
         reports = list(pool.map(lambda job: _run_cases(device, *job), sorted(jobs, key=_longest_first)))
-    return {"grid": reports, "bits": _row_bits(device), "beyond_2_31": _beyond_two_to_the_31(device)}
+    return {
+        "grid": reports,
+        "bits": _row_bits(device),
+        "beyond_2_31": _beyond_two_to_the_31(device),
+        "matrix": probe(device),
+    }
 
 
 def _longest_first(job: tuple[list[Variant], list[Case]]) -> int:
@@ -143,13 +149,13 @@ def host_time(device: GpuDevice) -> dict[str, float]:
     q, k, v, positions = (device.to_device(a) for a in (i.q, i.k_cache, i.v_cache, i.positions))
     out = device.empty(i.q.shape, np.float32)
     variant = families()["attention_flash_q8_0_rows"].variant(rows=8, head_dim=256)
-    plan = TilePlan(variant, device, check_verify(device, q, k, v), case.ctx)
+    plan = verify_plan(variant, device, check_verify(device, q, k, v), case.ctx)
     plan.run(q, k, v, positions, out)
     launches = plan.launches
 
     def bare() -> None:
-        for (function, _), grid_of, threads, args in launches:
-            device.driver.launch(function, grid_of, threads, args.address, 0)
+        for (function, _), grid_of, threads, args, early in launches:
+            device.driver.launch(function, grid_of, threads, args.address, 0, early)
 
     calls = {"plan_run_us": lambda: plan.run(q, k, v, positions, out), "two_launches_us": bare}
     if device.driver.vendor == "cuda":
@@ -162,7 +168,7 @@ def _bindings_call(launches: Sequence[Any]) -> Callable[[], None]:
     from cuda.bindings import driver as cu
 
     stream = cu.CUstream(0)
-    prepared = [(function, *grid_of, threads, args.address) for (function, _), grid_of, threads, args in launches]
+    prepared = [(loaded[0], *grid_of, threads, args.address) for (loaded, _), grid_of, threads, args, _ in launches]
 
     def call() -> None:
         for function, x, y, z, threads, params in prepared:
@@ -294,6 +300,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             rows, dims = ((16,), (256,)) if options.quick else (kernels.ROWS, kernels.HEAD_DIMS)
             shapes = [kernels.Shape(c, b, d) for d in dims for b in rows for c in kernels.CONTEXTS]
             report = {**kernels.provenance(device), "rows": kernels.table(device, shapes, rounds=30)}
+        elif section == "draft":
+            report = draft.measure(device)
         else:
             report = peers.measure(device, quick=options.quick)
         (options.out / f"{section}.json").write_text(json.dumps(report, indent=1) + "\n")
@@ -311,7 +319,9 @@ def _summarise_parity(report: dict[str, Any]) -> bool:
     )
     for line in failed[:20]:
         print(" ", line)
-    return bool(failed) or not all(report["bits"].values()) or report["beyond_2_31"] > 1e-5
+    for line in report["matrix"]:
+        print("  matrix vocabulary:", line)
+    return bool(failed or report["matrix"]) or not all(report["bits"].values()) or report["beyond_2_31"] > 1e-5
 
 
 if __name__ == "__main__":

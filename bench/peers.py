@@ -64,14 +64,14 @@ def _shape_rows(torch: Any, device: GpuDevice, watch: Stopwatch, shape: Shape) -
 
 
 def _own_calls(device: GpuDevice, shape: Shape, arrays: tuple[Any, ...]) -> tuple[dict[str, Call], dict[str, Call]]:
-    from ..attention import TilePlan, check_verify
+    from ..attention import check_verify, verify_plan
 
     on = [device.to_device(a) for a in arrays]
     calls: dict[str, Call] = {}
     outputs: dict[str, Call] = {}
-    for name, variant in route_variants(shape.head_dim).items():
+    for name, variant in route_variants(device.arch.name, shape).items():
         out = device.empty(arrays[0].shape, np.float32)
-        plan = TilePlan(variant, device, check_verify(device, *on[:3]), shape.ctx)
+        plan = verify_plan(variant, device, check_verify(device, *on[:3]), shape.ctx)
         calls[name] = lambda plan=plan, out=out: plan.run(*on, out)  # type: ignore[misc]
         outputs[name] = lambda out=out: device.to_host(out)  # type: ignore[misc]
     return calls, outputs

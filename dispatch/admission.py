@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..errors import NotAdmitted
+from ..kernels import families
 from . import evidence as evidence_records
 from . import policy as policies
-from .checks import Check
-from .record import Evidence
+from . import tuning as tunings
+from .checks import Check, Predicate
+from .record import Evidence, Speed
 from .request import AttendRequest
 from .routes import Route, route, routes_of
 
@@ -24,6 +26,8 @@ class Decision:
         fallback: the route that takes over when the launcher refuses `route`; None when there is no other.
         evidence: the record that opened `route`, where it needs one.
         checks: every predicate of every route that was considered, by route name.
+        speed: of each admitted route that has evidence, the timing nearest to the request.
+        tuning: what `route` takes of its family's free choices; None where there are none.
     """
 
     request: AttendRequest
@@ -31,6 +35,8 @@ class Decision:
     fallback: str | None
     evidence: Evidence | None
     checks: dict[str, tuple[Check, ...]]
+    speed: dict[str, Speed] = field(default_factory=dict)
+    tuning: tunings.Choice | None = None
 
     @property
     def rejected(self) -> dict[str, list[Check]]:
@@ -38,13 +44,21 @@ class Decision:
         failed = {name: [c for c in found if not c.ok] for name, found in self.checks.items()}
         return {name: found for name, found in failed.items() if found}
 
+    def tuning_of(self, route: str | None) -> tunings.Choice:
+        """What a launch of a route takes of its family's free choices: all defaults, for another than `self.route`."""
+        return self.tuning if self.tuning and route == self.route else tunings.DEFAULT
+
     def explain(self) -> str:
         """The decision in words, a line a reason."""
         lines = [f"route: {self.route or 'none, nothing may run'}"]
         if self.evidence:
             lines.append(f"  on {self.evidence.kind} evidence: {self.evidence.source}")
+        if self.tuning:
+            lines.append(f"  {self.tuning.why}")
         if self.fallback:
             lines.append(f"  falls back to: {self.fallback}")
+        if self.speed:
+            lines.append(f"  measured over {ESTABLISHED}: {', '.join(map(_measured, self.speed.items()))}")
         for name, failed in self.rejected.items():
             lines.append(f"not {name}:")
             lines += [f"  {check}" for check in failed]
@@ -57,6 +71,8 @@ class Decision:
             "route": self.route,
             "fallback": self.fallback,
             "evidence": self.evidence.as_dict() if self.evidence else None,
+            "speed": {name: asdict(speed) for name, speed in self.speed.items()},
+            "tuning": asdict(self.tuning) if self.tuning else None,
             "checks": {name: [vars(c) for c in found] for name, found in self.checks.items()},
         }
 
@@ -65,7 +81,7 @@ def admit(request: AttendRequest, *, route_name: str = "auto") -> Decision:
     """Decide how a request runs.
 
     Args:
-        route_name: "auto" for the first admitted route of the table, or a route to insist on.
+        route_name: "auto" for the admitted route that was measured as the fastest, or a route to insist on.
 
     Raises:
         NotAdmitted: the route insisted on is not admitted; the message has all its failing checks.
@@ -76,31 +92,66 @@ def admit(request: AttendRequest, *, route_name: str = "auto") -> Decision:
     considered = routes_of(request.workload)
     if wanted is not None and wanted not in considered:
         considered = (wanted, *considered)
-    found = {row.name: _evaluate(row, request, policy) for row in considered}
+    seen: dict[Predicate, Check] = {}
+    records = {row.name: _record_of(row, request) for row in considered if row.needs_evidence}
+    found = {
+        row.name: _evaluate(row, request, policy, records.get(row.name), row is wanted, seen) for row in considered
+    }
     admitted = [row for row in considered if all(c.ok for c in found[row.name])]
     if wanted is not None and wanted not in admitted:
         failing = "\n".join(f"  {c}" for c in found[wanted.name] if not c.ok)
         decision = Decision(request, None, None, None, found)
         raise NotAdmitted(f"route {wanted.name} is not admitted for this request:\n{failing}", decision)
-    chosen = wanted or (admitted[0] if admitted else None)
-    if chosen is None:
+    if not admitted:
         return Decision(request, None, None, None, found)
-    established = considered[-1] if considered[-1] in admitted else None
+    nearest = {
+        row.name: r.nearest(request.rows or 0, request.logical_ctx or 0)
+        for row in admitted
+        if (r := records.get(row.name))
+    }
+    speed = {name: timing for name, timing in nearest.items() if timing is not None}
+    chosen = wanted or max(admitted, key=lambda row: speed[row.name].ratio if row.name in speed else 1.0)
+    established = next((row for row in reversed(admitted) if not row.needs_evidence), None)
     return Decision(
         request,
         chosen.name,
         established.name if established and established is not chosen else None,
-        evidence_records.find(request.arch, chosen.name, request.head_dim) if chosen.needs_evidence else None,
+        records.get(chosen.name),
         found,
+        speed,
+        tunings.find(families()[chosen.family], request),
     )
 
 
-def _evaluate(row: Route, request: AttendRequest, policy: policies.Policy) -> tuple[Check, ...]:
-    found = [predicate(request) for predicate in row.predicates]
-    record = None
+ESTABLISHED = "the established route"
+
+
+def _measured(item: tuple[str, Speed]) -> str:
+    name, speed = item
+    rows = "" if speed.rows is None else f"{speed.rows} rows, "
+    return f"{name} {speed.ratio:.2f}x at {rows}{speed.ctx} keys"
+
+
+def _record_of(row: Route, request: AttendRequest) -> Evidence | None:
+    return evidence_records.find(request.arch, row.name, request.head_dim, request.group)
+
+
+def _evaluate(
+    row: Route,
+    request: AttendRequest,
+    policy: policies.Policy,
+    record: Evidence | None,
+    insisted: bool,
+    seen: dict[Predicate, Check],
+) -> tuple[Check, ...]:
+    """Every check of a route. `seen` has what predicates shared with other routes have found."""
+    for predicate in row.predicates:
+        if predicate not in seen:
+            seen[predicate] = predicate(request)
+    found = [seen[predicate] for predicate in row.predicates]
     if row.needs_evidence:
-        record = evidence_records.find(request.arch, row.name, request.head_dim)
         opens = evidence_records.check(record, row.name, policy.evidence)
         found.append(opens)
         record = record if opens.ok else None
-    return (*found, *row.policy_checks(request, policy, record))
+    by_itself = () if insisted else row.auto_checks(request, policy)
+    return (*found, *row.policy_checks(request, policy, record), *by_itself)

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import runtime
-from ..attention import VerifyShape, check_heads, check_positions, check_verify, draft_attend_rows, write_kv
-from ..errors import InputError
-from ..layout import TILE, tiles
+from ..attention import VerifyShape, check_heads, check_positions, check_verify, write_kv
+from ..draft import DraftWorkspace, draft_attend_rows
+from ..errors import InputError, NotAdmitted
+from ..layout import covering
 from ..runtime import Device
 from . import counters, policy
 from .admission import Decision
-from .planning import Plan, decide
+from .planning import Plan, decide, draft_refusal
 from .request import AttendRequest
+from .routes import route as route_named
 
 OnDecision = Callable[[Decision], None]
 
@@ -89,6 +92,8 @@ def attend(
         capturing=capturing,
         recording=recording,
         window=window,
+        capacity=shape.capacity,
+        multiprocessors=on.multiprocessors,
     )
     decision = decide(request, route)
     if on_decision is not None:
@@ -118,7 +123,8 @@ def draft_attend(
 
     Args:
         q: float32 [rows, n_heads, head_dim].
-        k, v: float32 [keys, n_kv_heads, head_dim], context then block.
+        k, v: float32 [keys, n_kv_heads, head_dim], context then block. float16 for the routes on matrix units, which
+            need evidence for the arch: no other takes it.
         window: hide keys at a distance of `window` or more; 0 for none.
         causal: hide keys behind the row.
         out, device, stream, scale, route, on_decision: see `attend`.
@@ -128,7 +134,8 @@ def draft_attend(
     """
     on = _device(device, q)
     stream = _stream(stream, q)
-    q_shape, k_shape = on.view("q", q).shape, on.view("k", k).shape
+    keys = on.view("k", k)
+    q_shape, k_shape = on.view("q", q).shape, keys.shape
     if len(q_shape) != 3 or len(k_shape) != 3:
         raise InputError(
             f"q has shape {q_shape} and k {k_shape}; required: [rows][n_heads][head_dim], [keys][n_kv_heads][head_dim]"
@@ -137,7 +144,7 @@ def draft_attend(
     request = AttendRequest(
         arch=on.arch.name,
         workload="draft",
-        kv_format="f32",
+        kv_format=keys.dtype,
         head_dim=q_shape[2],
         n_heads=q_shape[1],
         n_kv_heads=k_shape[1],
@@ -148,14 +155,65 @@ def draft_attend(
         recording=False,
         window=window,
         causal=causal,
+        multiprocessors=on.multiprocessors,
     )
     decision = decide(request, route)
     if on_decision is not None:
         on_decision(decision)
     to = _output(on, out, q_shape)
-    draft_attend_rows(on, q, k, v, to, scale=scale, window=window, causal=causal, stream=stream)
-    counters.count_route(str(decision.route))
+    name = _draft_route(decision, on, q_shape[2])
+    variant = route_named(name).variant(request)
+    tuned = decision.tuning_of(name)
+    with _draft_workspace(on, stream) as held:
+        held.splits = tuned.splits
+        draft_attend_rows(
+            on,
+            q,
+            k,
+            v,
+            to,
+            variant=tuned.of(variant),
+            scale=scale,
+            window=window,
+            causal=causal,
+            stream=stream,
+            workspace=held,
+        )
+    counters.count_route(name)
     return to if out is not None else _in_kind(to, q)
+
+
+def _draft_route(decision: Decision, device: Device, head_dim: int) -> str:
+    """The route to launch: the admitted one, or the established one if the launcher refuses it."""
+    name = str(decision.route)
+    reason = draft_refusal(name, device, head_dim)
+    if reason is None:
+        return name
+    if decision.fallback is None:
+        raise NotAdmitted(f"the launcher refuses {name} ({reason}) and no established route may run", decision)
+    counters.count_drift(name, reason, decision.fallback)
+    return decision.fallback
+
+
+WORKSPACES = 8
+"""Draft workspaces that are kept; the least recently used goes first."""
+
+_workspaces: OrderedDict[tuple[Any, ...], DraftWorkspace] = OrderedDict()
+
+
+@contextlib.contextmanager
+def _draft_workspace(device: Device, stream: Any) -> Iterator[DraftWorkspace]:
+    """The workspace of this thread and stream, kept for the next call. Taken out meanwhile: calls may be nested."""
+    key = (device, *_owner(stream))
+    with _plans_lock:
+        held = _workspaces.pop(key, None) or DraftWorkspace()
+    try:
+        yield held
+    finally:
+        with _plans_lock:
+            _workspaces[key] = held
+            while len(_workspaces) > WORKSPACES:
+                _workspaces.popitem(last=False)
 
 
 def kv_write(
@@ -200,11 +258,10 @@ def _plan_for(decision: Decision, device: Device, shape: VerifyShape, block_cols
     """A plan that covers the request. Two streams or threads never share one, since a plan has one workspace."""
     fixed = decision.request.capturing or decision.request.recording
     ctx = shape.capacity if fixed else int(decision.request.logical_ctx or 0)
-    # Plans for contexts up to a power of two of tiles, so that a growing context finds the same one.
-    covered = TILE << (tiles(ctx) - 1).bit_length()
-    owner = (threading.get_ident(), str(getattr(stream, "handle", stream)))
+    covered = covering(ctx)  # so that a growing context finds the same plan
     key = (
         decision.route,
+        tuple(decision.tuning_of(decision.route).values.items()),
         decision.request.layout,
         bool(decision.request.window),
         fixed,
@@ -213,7 +270,7 @@ def _plan_for(decision: Decision, device: Device, shape: VerifyShape, block_cols
         covered,
         block_cols,
         policy.current().partials_rows,
-        owner,
+        _owner(stream),
     )
     with _plans_lock:
         found = _plans.pop(key, None)
@@ -224,6 +281,11 @@ def _plan_for(decision: Decision, device: Device, shape: VerifyShape, block_cols
         while len(_plans) > 1 and sum(p.workspace_bytes for p in _plans.values()) > WORKSPACE_LIMIT:
             _plans.popitem(last=False)
     return prepared
+
+
+def _owner(stream: Any) -> tuple[int, str]:
+    """Whose a workspace is: this thread's, for this stream."""
+    return (threading.get_ident(), str(getattr(stream, "handle", stream)))
 
 
 def _device(device: Device | str | None, array: Any) -> Device:

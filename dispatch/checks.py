@@ -5,6 +5,7 @@ A predicate that meets an unknown value (None, another type) fails; it never gue
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,7 @@ class Check:
 
 
 Predicate = Callable[[AttendRequest], Check]
+"""The same one for the same arguments, so that a decision on many routes evaluates it once."""
 
 
 def _is_int(value: Any) -> bool:
@@ -46,6 +48,7 @@ def base_arch(name: Any) -> str | None:
     return name.split(":", 1)[0] if isinstance(name, str) else None
 
 
+@functools.cache
 def equals(field: str, legal: Any) -> Predicate:
     """The field has exactly this value, and its type."""
 
@@ -56,6 +59,7 @@ def equals(field: str, legal: Any) -> Predicate:
     return predicate
 
 
+@functools.cache
 def one_of(field: str, *legal: Any) -> Predicate:
     """The field has one of these values."""
 
@@ -67,6 +71,7 @@ def one_of(field: str, *legal: Any) -> Predicate:
     return predicate
 
 
+@functools.cache
 def between(field: str, low: int, high: int | None = None) -> Predicate:
     """An integer field, inside both ends."""
 
@@ -89,6 +94,19 @@ def tiled_head_dim(r: AttendRequest) -> Check:
         _is_int(r.head_dim) and r.head_dim is not None and 0 < r.head_dim <= MAX_HEAD_DIM and r.head_dim % Q8_BLOCK == 0
     )
     return Check("head_dim", r.head_dim, f"a multiple of {Q8_BLOCK} up to {MAX_HEAD_DIM}", ok)
+
+
+@functools.cache
+def group_within(low: int, high: int) -> Predicate:
+    """Query heads for each KV head, inside both ends."""
+
+    def predicate(r: AttendRequest) -> Check:
+        seen = r.group
+        return Check(
+            "group", seen, f"{low} .. {high} query heads for each KV head", seen is not None and low <= seen <= high
+        )
+
+    return predicate
 
 
 def grouped_heads(r: AttendRequest) -> Check:

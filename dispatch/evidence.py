@@ -11,48 +11,47 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import InputError, RenderError
 from ..storage import evidence_root
 from .checks import Check, base_arch
-from .record import Evidence, load
+from .record import Evidence, Key, Record, load, record_key
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable
+    from pathlib import Path
 
     from ..family import Variant
 
-Key = tuple[str, str, int]
-"""Arch, route, head_dim."""
-
+R = TypeVar("R", bound=Record)
 _override: ContextVar[Mapping[Key, Evidence] | None] = ContextVar("hipfire_evidence", default=None)
 
 
 @functools.cache
 def shipped() -> tuple[Evidence, ...]:
     """The records that come with the package."""
-    return _read_all((resources.files("hipfire_kernels.dispatch") / "evidence").iterdir())
+    return read_all((resources.files("hipfire_kernels.dispatch") / "evidence").iterdir(), read_file, "evidence")
 
 
-def _read_all(files: Iterable[Traversable]) -> tuple[Evidence, ...]:
+def read_all(files: Iterable[Traversable], read: Callable[[Traversable], tuple[R, ...]], what: str) -> tuple[R, ...]:
     """The records of a folder's JSON files.
 
     Raises:
         InputError: a file cannot be read or is not right, or two records decide on the same thing.
     """
-    owner: dict[Key, str] = {}
-    found: list[Evidence] = []
+    owner: dict[tuple[Any, ...], str] = {}
+    found: list[R] = []
     for file in sorted(files, key=lambda f: f.name):
         if not file.name.endswith(".json"):
             continue
-        for record in read_file(file):
+        for record in read(file):
             if record.key in owner:
                 both = f"{owner[record.key]} and {file}"
-                raise InputError(f"{both} both have evidence for {record.key}; required: one record, remove the other")
+                raise InputError(f"{both} both have {what} for {record.key}; required: one record, remove the other")
             owner[record.key] = str(file)
             found.append(record)
     return tuple(found)
@@ -64,24 +63,32 @@ def read_file(file: Traversable) -> tuple[Evidence, ...]:
     Raises:
         InputError: it cannot be read, or is no evidence file; the message names the record and the field.
     """
+    return load(text_of(file, "evidence"), f"evidence file {file}")
+
+
+def text_of(file: Traversable, what: str) -> str:
+    """The text of a file of records, which is of `what`."""
     try:
-        text = file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"evidence file {file} cannot be read ({error}); repair it or remove it") from error
-    return load(text, f"evidence file {file}")
+        raise InputError(f"{what} file {file} cannot be read ({error}); repair it or remove it") from error
 
 
 @functools.cache
 def _on_file(named: str | None) -> Mapping[Key, Evidence]:
     """Shipped records and those of the user's folder, which win. `named`: what the variable says, for the memory."""
-    folder = evidence_root()
+    own = read_all(files_of(evidence_root()), read_file, "evidence")
+    return {r.key: r for records in (shipped(), own) for r in records}
+
+
+def files_of(folder: Path) -> list[Path]:
+    """What is in a folder of the user's, which need not exist."""
     try:
-        files = list(folder.iterdir())
+        return list(folder.iterdir())
     except FileNotFoundError:
-        files = []
+        return []
     except OSError as error:
         raise InputError(f"evidence folder {folder} cannot be read ({error.strerror})") from error
-    return {r.key: r for records in (shipped(), _read_all(files)) for r in records}
 
 
 def _current() -> Mapping[Key, Evidence]:
@@ -105,8 +112,11 @@ def forget() -> None:
     source_digest.cache_clear()
 
 
-def find(arch: Any, route: str, head_dim: Any) -> Evidence | None:
+def find(arch: Any, route: str, head_dim: Any, group: int | None = None) -> Evidence | None:
     """The record in force about a route on an arch for a head_dim; whether it opens the route is `check`'s word.
+
+    Args:
+        group: query heads for each KV head, which the split routes have a kernel each for.
 
     Raises:
         InputError: an evidence file of the user is not right.
@@ -114,7 +124,7 @@ def find(arch: Any, route: str, head_dim: Any) -> Evidence | None:
     name = base_arch(arch)
     if name is None or not isinstance(head_dim, int):
         return None
-    return _current().get((name, route, head_dim))
+    return _current().get(record_key(name, route, head_dim, group or 0))
 
 
 # ---- whether a record holds -----------------------------------------------------------------------------------------
@@ -143,8 +153,12 @@ def _variants() -> Mapping[str, Variant]:
 
 def changed(record: Evidence) -> tuple[str, ...]:
     """The kernels whose source is no longer the one that was measured."""
-    digests = record.digests or {}
-    return tuple(entry for entry, digest in digests.items() if source_digest(entry, record.arch) != digest)
+    return outdated(record.arch, record.digests or {})
+
+
+def outdated(arch: str, digests: Mapping[str, str]) -> tuple[str, ...]:
+    """The kernels, by entry point, that are rendered differently now than when their digests were taken."""
+    return tuple(entry for entry, digest in digests.items() if source_digest(entry, arch) != digest)
 
 
 def status(record: Evidence) -> str:

@@ -8,20 +8,22 @@ from __future__ import annotations
 import functools
 import math
 import platform
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from ..attention import TilePlan, check_verify
+from ..attention import check_verify, verify_plan
 from ..builder import build
+from ..draft import DraftWorkspace, draft_launches
 from ..errors import CompileError, DeviceError, RenderError
 from ..family import Variant
 from ..layout import TILE, kv_cache_shape
 from ..parity import VALUES, Case, check, worst_row
 from ..q8_0 import random_q8_0
-from ..runtime import Device
+from ..runtime import DTYPES, Device
 from ..runtime.gpu import GpuDevice
 from ..timing import Timer, ratio, timer
 from ..toolchains.registry import choose
@@ -96,27 +98,29 @@ def resources(variants: tuple[Variant, ...], device: Device) -> dict[str, Any]:
 # ---- whether it is right --------------------------------------------------------------------------------------------
 
 
-def parity_cases(head_dim: int, settings: Settings) -> Iterator[Case]:
+def parity_cases(head_dim: int, settings: Settings, group: int = 0) -> Iterator[Case]:
     """Random cases, the same on every run: contexts at and around tile edges, short ones more often than long ones,
-    any number of rows, several group sizes, all named contents in turn."""
+    any number of rows, several group sizes unless one is given, all named contents in turn."""
     rng = np.random.default_rng(head_dim)
     names = list(VALUES)
     for seed in range(settings.parity_cases):
         edge = TILE * int(math.exp(rng.uniform(0, math.log(settings.parity_ctx / TILE + 1))))
         ctx = edge + int(rng.choice((-1, 0, 1, int(rng.integers(2, TILE)))))
-        kv_heads, group = int(rng.choice((1, 2))), int(rng.choice((1, 2, 3, 4, 6, 8)))
+        kv_heads, heads = int(rng.choice((1, 2))), group or int(rng.choice((1, 2, 3, 4, 6, 8)))
         rows = int(rng.integers(1, MAX_ROWS + 1))
         ctx = min(ctx, settings.parity_ctx)
-        yield Case(rows, ctx, kv_heads * group, kv_heads, head_dim, names[seed % len(names)], seed=seed)
+        yield Case(rows, ctx, kv_heads * heads, kv_heads, head_dim, names[seed % len(names)], seed=seed)
     if settings.parity_long:
-        yield Case(16, settings.parity_long, 12, 2, head_dim, seed=settings.parity_cases)
+        yield Case(16, settings.parity_long, 2 * (group or 6), 2, head_dim, seed=settings.parity_cases)
 
 
-def parity(variant: Variant, device: Device, settings: Settings) -> dict[str, Any]:
-    """Hold a kernel against the float64 oracle: number of cases, worst error, limit, and the first `fault`."""
-    cases, worst, limit = 0, 0.0, variant.family.tolerance.worst_row
-    for case in parity_cases(variant.head_dim, settings):
+def parity(variants: Sequence[Variant], device: Device, settings: Settings) -> dict[str, Any]:
+    """Hold kernels against the float64 oracle: number of cases, worst error, limit, and the first `fault`."""
+    cases, worst, limit = 0, 0.0, variants[0].tolerance.worst_row
+    for variant, case in ((v, c) for v in variants for c in _cases_of(v, settings)):
         cases += 1
+        if dict(variant.params).get("sliding") and case.seed % 4:  # each fourth has the mask alone
+            case = replace(case, window=max(1, case.ctx * 5 // 8))
         try:
             result = check(variant, case, device)
             fault, worst, limit = "" if result.ok else result.describe(), max(worst, result.error), result.limit
@@ -127,6 +131,10 @@ def parity(variant: Variant, device: Device, settings: Settings) -> dict[str, An
             break
     worst_error = worst if math.isfinite(worst) else None
     return {"cases": cases, "worst_error": worst_error, "limit": limit, "fault": fault}
+
+
+def _cases_of(variant: Variant, settings: Settings) -> Iterator[Case]:
+    return parity_cases(variant.head_dim, settings, dict(variant.params).get("group", 0))
 
 
 def require_alive(device: Device, error: DeviceError) -> None:
@@ -140,15 +148,22 @@ def require_alive(device: Device, error: DeviceError) -> None:
 # ---- how fast it is -------------------------------------------------------------------------------------------------
 
 
+def _normal(rng: np.random.Generator) -> npt.NDArray[np.float32]:
+    """Enough standard normals to be repeated: a context of 131,072 would take seconds."""
+    return rng.standard_normal(1 << 20, np.float32)
+
+
 class Track:
-    """Times a route against the established one; keeps the caches of a head_dim between timings."""
+    """Times a route against the established one; keeps keys and values between timings."""
 
     def __init__(self, device: Device, settings: Settings) -> None:
         self.device, self.settings = device, settings
         self._caches: tuple[int, tuple[Any, Any]] | None = None
+        self._keys: tuple[tuple[Any, ...], tuple[Any, Any]] | None = None
 
     @functools.cached_property
-    def _timer(self) -> Timer:
+    def timer(self) -> Timer:
+        """What times calls on the device."""
         return timer(self.device)
 
     def _cache_pair(self, head_dim: int) -> tuple[Any, Any]:
@@ -160,26 +175,50 @@ class Track:
             self._caches = (head_dim, (k, v))
         return self._caches[1]
 
+    def _key_pair(self, variant: Variant, ctx: int) -> tuple[Any, Any]:
+        """Keys and values of a draft, of the variant's dtype."""
+        dtype = DTYPES[dict(variant.params).get("kv", "f32")]
+        wanted = (ctx, variant.head_dim, dtype)
+        if self._keys is None or self._keys[0] != wanted:
+            self._keys = None
+            rng = np.random.default_rng(ctx)
+            shape = (ctx, self.settings.n_kv_heads, variant.head_dim)
+            k, v = (self.device.to_device(np.resize(_normal(rng).astype(dtype), shape)) for _ in range(2))
+            self._keys = (wanted, (k, v))
+        return self._keys[1]
+
+    def call(self, variant: Variant, q: Any, out: Any, ctx: int, splits: int | None = None) -> Callable[[], None]:
+        """A prepared call over `ctx` keys; for a draft the block's are among them."""
+        prepare = self._draft_call if variant.family.oracle == "draft" else self._verify_call
+        return prepare(variant, q, out, ctx, splits)
+
+    def _verify_call(self, variant: Variant, q: Any, out: Any, ctx: int, splits: int | None) -> Callable[[], None]:
+        on, k_v = self.device, self._cache_pair(variant.head_dim)
+        rows = q.shape[0]
+        positions = on.to_device(np.arange(ctx - rows, ctx, dtype=np.int32))
+        plan = verify_plan(variant, on, check_verify(on, q, *k_v), ctx, splits=splits)
+        return lambda: plan.run(q, *k_v, positions, out, ctx=ctx)
+
+    def _draft_call(self, variant: Variant, q: Any, out: Any, ctx: int, splits: int | None) -> Callable[[], None]:
+        k_v = self._key_pair(variant, ctx)
+        launches = draft_launches(self.device, q, *k_v, out, variant=variant, workspace=DraftWorkspace(splits))
+
+        def call(kept: tuple[Any, ...] = k_v) -> None:  # launches hold addresses alone
+            self.device.launch(launches)
+
+        return call
+
     def time(self, route: Variant, established: Variant, ctx: int, rows: int) -> dict[str, Any]:
         """Medians, the paired ratio with its quartiles, and a `fault` where the two do not agree on what they read."""
-        on, k_v = self.device, self._cache_pair(route.head_dim)
+        on = self.device
         rng = np.random.default_rng(ctx + rows)
         q = on.to_device(rng.standard_normal((rows, self.settings.n_heads, route.head_dim), np.float32))
-        positions = on.to_device(np.arange(ctx - rows, ctx, dtype=np.int32))
-        shape = check_verify(on, q, *k_v)
         outs = [on.to_device(np.full(q.shape, np.nan, np.float32)) for _ in range(2)]
-        plans = [TilePlan(variant, on, shape, ctx) for variant in (route, established)]
-
-        def caller(plan: TilePlan, out: Any) -> Any:
-            return lambda: plan.run(q, *k_v, positions, out, ctx=ctx)
-
-        calls = {
-            name: caller(*pair) for name, pair in zip(("route", "base"), zip(plans, outs, strict=True), strict=True)
-        }
-        times = self._timer.interleaved(calls, self.settings.rounds, warmup=2)
+        calls = [self.call(variant, q, out, ctx) for variant, out in zip((route, established), outs, strict=True)]
+        times = self.timer.interleaved(dict(zip(("route", "base"), calls, strict=True)), self.settings.rounds, warmup=2)
         middle, low, high = ratio(times["base"], times["route"])
         apart = worst_row(on.to_host(outs[0]), on.to_host(outs[1]).astype(np.float64))
-        limit = 2 * route.family.tolerance.worst_row
+        limit = 2 * route.tolerance.worst_row
         return {
             "route_us": round(times["route"].median, 3),
             "established_us": round(times["base"].median, 3),

@@ -7,12 +7,13 @@ once, and the disagreement is counted.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..attention import TilePlan, VerifyShape, check_heads, check_positions
+from ..attention import VerifyPlan, VerifyShape, check_heads, check_positions, rows_at_once, verify_plan
 from ..errors import InputError, NotAdmitted
 from ..runtime import Device
 from . import counters, evidence, policy
@@ -27,7 +28,7 @@ def plan(request: AttendRequest, device: Device, *, capacity: int | None = None,
     Args:
         request: `logical_ctx` is the longest context the plan will run at.
         device: where it will run; its arch must be the request's.
-        capacity: positions of the KV cache; `logical_ctx` by default.
+        capacity: positions of the KV cache; the request's by default, or its `logical_ctx`.
         route: "auto", or a route to insist on.
 
     Raises:
@@ -36,10 +37,12 @@ def plan(request: AttendRequest, device: Device, *, capacity: int | None = None,
     """
     if request.workload == "draft":
         raise InputError("the request's workload is 'draft'; a plan is for 'verify', draft_attend needs none")
+    capacity = capacity or request.capacity or request.logical_ctx
+    request = replace(request, capacity=capacity, multiprocessors=device.multiprocessors)
     decision = decide(request, route)
     if decision.request.arch is None or decision.request.arch.split(":")[0] != device.arch.name:
         raise InputError(f"the request is for {request.arch}, {device.name} is {device.arch.name}")
-    sizes = [request.rows, request.n_heads, request.n_kv_heads, request.head_dim, capacity or request.logical_ctx]
+    sizes = [request.rows, request.n_heads, request.n_kv_heads, request.head_dim, capacity]
     shape = VerifyShape(*(int(size or 0) for size in sizes))
     check_heads(shape.rows, shape.n_heads, shape.n_kv_heads, shape.head_dim)
     if shape.capacity < int(request.logical_ctx or 0):
@@ -80,7 +83,7 @@ class Plan:
         self.decision, self.device, self.shape, self.max_ctx = decision, device, shape, max_ctx
         self._block_cols = block_cols
         self._partials_rows = policy.current().partials_rows
-        self._prepared: dict[str, TilePlan] = {}
+        self._prepared: dict[str, VerifyPlan] = {}
         self._tiles(str(decision.route))
 
     @property
@@ -148,25 +151,32 @@ class Plan:
     def _fixed(self) -> bool:
         return bool(self.decision.request.capturing or self.decision.request.recording)
 
-    def _tiles(self, name: str) -> TilePlan:
+    def _tiles(self, name: str) -> VerifyPlan:
         if name not in self._prepared:
-            variant = route_named(name).variant(self.decision.request)
-            self._prepared[name] = TilePlan(
+            tuned = self.decision.tuning_of(name)
+            variant = tuned.of(route_named(name).variant(self.decision.request))
+            self._prepared[name] = verify_plan(
                 variant,
                 self.device,
                 self.shape,
                 self.max_ctx,
                 block_cols=self._block_cols,
-                partials_rows=self._partials_rows,
+                partials_rows=rows_at_once(variant, self._partials_rows),
+                splits=tuned.splits,
             )
         return self._prepared[name]
 
     def _checked(self, positions: npt.NDArray[Any] | None) -> str:
         """The route to launch: the admitted one, or the established one if the launcher refuses it."""
         name = str(self.decision.route)
-        if not name.startswith("rows"):
-            return name
-        reason = _multirow_refusal(int(name[4:]), self.device, self.shape, positions, self._fixed)
+        if name.startswith("rows"):
+            reason = _multirow_refusal(int(name[4:]), self.device, self.shape, positions, self._fixed)
+        elif name.startswith("verify_"):
+            reason = _verify_refusal(name, self.device, self.shape)
+        elif name == "wmma_prefill":
+            reason = _prefill_refusal(self.device, self.shape)
+        else:
+            reason = None
         if reason is None:
             return name
         if self.decision.fallback is None:
@@ -179,8 +189,7 @@ def _multirow_refusal(
     group: int, device: Device, shape: VerifyShape, positions: npt.NDArray[Any] | None, captured: bool
 ) -> str | None:
     """Why the multi-row launcher will not run on these arrays, or None."""
-    record = evidence.find(device.arch.name, f"rows{group}", shape.head_dim)
-    if record is None or not record.verdict.admitted or evidence.status(record) == "stale":
+    if not _proven(f"rows{group}", device, shape.head_dim):
         return f"no evidence for {device.arch.name} holds"
     if captured:
         return "its grid follows the live context, which a captured launch cannot"
@@ -191,3 +200,43 @@ def _multirow_refusal(
     if positions is not None and bool((positions[1:] != positions[:-1] + 1).any()):
         return "the positions are not consecutive"
     return None
+
+
+def _prefill_refusal(device: Device, shape: VerifyShape) -> str | None:
+    """Why the prefill launcher will not run on these arrays, or None. What rows see it reads on the device."""
+    if not _proven("wmma_prefill", device, shape.head_dim):
+        return f"no evidence for {device.arch.name} holds"
+    if shape.head_dim not in (128, 256):
+        return f"head_dim {shape.head_dim} has no prefill kernel"
+    return None
+
+
+def draft_refusal(route: str, device: Device, head_dim: int) -> str | None:
+    """Why the launcher of a draft route on matrix units will not run, or None."""
+    legal = {"dflash_n64": (128,), "dflash_m32": (64, 128), "dflash_m16": (64, 128, 256)}
+    if route not in legal:
+        return None
+    if not _proven(route, device, head_dim):
+        return f"no evidence for {device.arch.name} holds"
+    if head_dim not in legal[route]:
+        return f"head_dim {head_dim} has no kernel of its own"
+    return None
+
+
+def _verify_refusal(name: str, device: Device, shape: VerifyShape) -> str | None:
+    """Why a split verify launcher will not run on these arrays, or None. What rows see it reads on the device."""
+    group, rest = divmod(shape.n_heads, shape.n_kv_heads)
+    if not _proven(name, device, shape.head_dim, group):
+        return f"no evidence for {device.arch.name} holds"
+    if shape.head_dim not in (128, 256):
+        return f"head_dim {shape.head_dim} has no split verify kernel"
+    if rest or not 1 <= group <= 8:
+        return f"{shape.n_heads} heads on {shape.n_kv_heads} KV heads are not 1 .. 8 for each"
+    if not 1 <= shape.rows <= 32:
+        return f"{shape.rows} rows are not 1 .. 32"
+    return None
+
+
+def _proven(route: str, device: Device, head_dim: int, group: int = 0) -> bool:
+    record = evidence.find(device.arch.name, route, head_dim, group)
+    return record is not None and record.verdict.admitted and evidence.status(record) != "stale"

@@ -23,6 +23,8 @@ _log = logging.getLogger(__name__)
 PREFIX = "HIPFIRE_"
 MIN_CTX_VARIABLE = "HIPFIRE_FA_PERTOKEN_MIN_CTX"
 MIN_CTX_DEFAULT = 4096
+VERIFY_ATTN = "HIPFIRE_VERIFY_ATTN"
+FLASH_PREFILL, PREFILL_KERNEL = "HIPFIRE_FLASH_PREFILL", "HIPFIRE_FLASH_PREFILL_KERNEL"
 
 GRAPH_OFF = (("gfx1100", "mq4"), ("gfx1201", "mq4"))
 """Archs and weight formats on which upstream reports a replayed verify graph as slower than direct launches (hipfire
@@ -40,6 +42,10 @@ class Policy:
         partials_rows: query rows whose partials are held at once.
         draft_window: None for the windows the draft declares; else keys that every layer sees at most, 0 for all.
         draft_ctx_cap: keys of context beyond which a draft without windows is not asked any more; 0 for no such end.
+        verify_attn: whether the split verify kernels may run.
+        flash_prefill: whether the prefill kernel on matrix units may run.
+        prefill_kernel: "auto" (it is chosen for more rows than a verify block has) or "batched" (it is not).
+        adaptive_b: whether fewer rows than drafted may be verified, where a request does not say.
         evidence: "reported" for all evidence, "measured" for that of measurements alone.
     """
 
@@ -48,6 +54,10 @@ class Policy:
     partials_rows: int = PARTIALS_ROWS
     draft_window: int | None = None
     draft_ctx_cap: int = 8192
+    verify_attn: bool = True
+    flash_prefill: bool = True
+    prefill_kernel: str = "auto"
+    adaptive_b: bool = True
     evidence: str = "reported"
 
     def use_verify_graph(self, arch: str, weights: str) -> bool:
@@ -159,6 +169,34 @@ SWITCHES: tuple[Switch, ...] = (
         "dispatch/planning.py",
     ),
     Switch(
+        VERIFY_ATTN,
+        "verify_attn",
+        functools.partial(_word, {"1": True, "0": False}),
+        str(int(Policy.verify_attn)),
+        "1 (on, where there is evidence for the arch) or 0 (off)",
+        "Whether the routes verify_gqa and verify_mma may run, also where one is insisted on.",
+        "dispatch/routes.py",
+    ),
+    Switch(
+        FLASH_PREFILL,
+        "flash_prefill",
+        functools.partial(_word, {"1": True, "0": False}),
+        str(int(Policy.flash_prefill)),
+        "1 (on) or 0 (off)",
+        "Whether the route wmma_prefill may run, also where it is insisted on.",
+        "dispatch/routes.py",
+    ),
+    Switch(
+        PREFILL_KERNEL,
+        "prefill_kernel",
+        functools.partial(_word, {"auto": "auto", "batched": "batched"}),
+        Policy.prefill_kernel,
+        "auto (wmma_prefill for more rows than a verify block has, where there is evidence for it) or batched "
+        "(tile_batched)",
+        "Which route takes a prefill by itself. A route that is insisted on is not affected.",
+        "dispatch/routes.py",
+    ),
+    Switch(
         "HIPFIRE_DFLASH_WINDOW",
         "draft_window",
         functools.partial(_within, 0, _LIMIT),
@@ -179,6 +217,16 @@ SWITCHES: tuple[Switch, ...] = (
         "model/dflash.py",
     ),
     Switch(
+        "HIPFIRE_DFLASH_ADAPTIVE_B",
+        "adaptive_b",
+        functools.partial(_word, {"1": True, "0": False}),
+        str(int(Policy.adaptive_b)),
+        "1 (on) or 0 (off)",
+        "Whether fewer rows than were drafted may be verified, by how many were accepted lately, in requests that do "
+        "not say (`adaptive_b`). Changes how fast tokens come, never which.",
+        "model/conversation.py",
+    ),
+    Switch(
         "HIPFIRE_CACHE_DIR",
         None,
         str,
@@ -193,7 +241,7 @@ SWITCHES: tuple[Switch, ...] = (
         str,
         "the user's config folder",
         "a folder",
-        "Where `hfk qualify` writes evidence, and where it is looked for.",
+        "Where `hfk qualify` writes evidence, and `hfk tune` its records below it, and where both are looked for.",
         "hipfire_kernels/storage.py",
     ),
 )

@@ -11,23 +11,24 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from ..attention import reducer
 from ..errors import DeviceError, InputError
 from ..family import Variant
-from ..kernels import families
 from ..runtime import Device
 from ..storage import evidence_root, replacing
 from . import evidence, measure
 from .measure import Settings, Track
-from .record import Crossover, Evidence, Parity, Shape, Speed, Verdict, dump
+from .record import Crossover, Evidence, Key, Parity, Shape, Speed, Verdict, dump, record_key
 from .request import AttendRequest
 from .routes import ROUTES, Route, routes_of
 from .routes import route as route_named
@@ -41,14 +42,37 @@ OnStep = Callable[["Step", Result, bool], None]
 
 @dataclass(frozen=True)
 class Target:
-    """A route at a head_dim on an arch, and the kernels that are held and timed for it."""
+    """A route at a head_dim on an arch, and the kernels that are held and timed for it.
+
+    Attributes:
+        request: what is timed, with the least of the timed rows.
+        variant: the one that such a request takes.
+        others: what the route may also choose, by rows, K/V format, window or mask: held against the oracle.
+        reducer: the second launch of a route that leaves records.
+        established: the route's rival.
+    """
 
     arch: str
     route: str
     head_dim: int
+    request: AttendRequest
     variant: Variant
-    reducer: Variant
+    others: tuple[Variant, ...]
+    reducer: Variant | None
     established: Variant
+
+    @property
+    def key(self) -> Key:
+        """That of the record that comes of it."""
+        return record_key(self.arch, self.route, self.head_dim, self.request.group or 0)
+
+    def at(self, rows: int) -> Variant:
+        """What is timed with this many rows."""
+        return route_named(self.route).variant(replace(self.request, rows=rows))
+
+    def kernels(self) -> tuple[Variant, ...]:
+        """What calls of the route launch."""
+        return (self.variant, *self.others, *(() if self.reducer is None else (self.reducer,)))
 
 
 @dataclass(frozen=True)
@@ -68,7 +92,7 @@ class Step:
     def kernels(self) -> tuple[Variant, ...]:
         """What the result depends on."""
         t = self.target
-        return (t.variant, t.reducer, t.established) if self.kind == "timing" else (t.variant, t.reducer)
+        return (*t.kernels(), t.established) if self.kind == "timing" else t.kernels()
 
 
 def targets(arch: str, routes: Sequence[str], head_dims: Sequence[int], settings: Settings) -> list[Target]:
@@ -87,7 +111,7 @@ def targets(arch: str, routes: Sequence[str], head_dims: Sequence[int], settings
         if row not in known:
             raise InputError(f"route {row.name} needs no evidence; those that do: {', '.join(r.name for r in known)}")
         legal = [target for d in head_dims if (target := _target(arch, row, d, settings)) is not None]
-        if not legal:
+        if not legal and routes:
             raise InputError(f"route {row.name} has no kernel for head_dim {', '.join(map(str, head_dims))}")
         found += legal
     return found
@@ -97,7 +121,7 @@ def _target(arch: str, row: Route, head_dim: int, settings: Settings) -> Target 
     request = AttendRequest(
         arch=arch,
         workload=row.workload,
-        kv_format="q8_0",
+        kv_format="q8_0" if row.workload == "verify" else "f32",
         head_dim=head_dim,
         n_heads=settings.n_heads,
         n_kv_heads=settings.n_kv_heads,
@@ -107,11 +131,20 @@ def _target(arch: str, row: Route, head_dim: int, settings: Settings) -> Target 
         capturing=False,
         recording=False,
     )
-    if not all(predicate(request).ok for predicate in row.predicates):
+    if not takes(row, request):
         return None
-    reducer = families()["attention_flash_reduce_batched"].variant(head_dim=head_dim, tree=False)
     established = routes_of(row.workload)[-1].variant(request)
-    return Target(arch, row.name, head_dim, row.variant(request), reducer, established)
+    variant = row.variant(request)
+    formats = itertools.product(row.timed_rows, (request.kv_format, "f16"), (0, 512))
+    similar = [replace(request, rows=b, kv_format=kv, window=w) for b, kv, w in formats]
+    chosen = dict.fromkeys(row.variant(other) for other in similar if takes(row, other))
+    others = tuple(other for other in chosen if other != variant)
+    return Target(arch, row.name, head_dim, request, variant, others, reducer(variant), established)
+
+
+def takes(row: Route, request: AttendRequest) -> bool:
+    """Whether a route has a kernel for a request, be it open or not."""
+    return all(predicate(request).ok for predicate in row.predicates)
 
 
 def steps(about: Sequence[Target], settings: Settings) -> list[Step]:
@@ -209,7 +242,7 @@ def qualify(device: Device, about: Sequence[Target], settings: Settings, out: Pa
 
 def _other_records(out: Path, about: Sequence[Target]) -> list[Evidence]:
     """What is in the file already and stays there."""
-    replaced = {(t.arch, t.route, t.head_dim) for t in about}
+    replaced = {t.key for t in about}
     return [r for r in (evidence.read_file(out) if out.exists() else ()) if r.key not in replaced]
 
 
@@ -236,11 +269,11 @@ def _measure(target: Target, track: Track, journal: Journal, on_step: OnStep) ->
 def _run(step: Step, track: Track) -> Result:
     t = step.target
     if step.kind == "resources":
-        return measure.resources((t.variant, t.reducer), track.device)
+        return measure.resources(t.kernels(), track.device)
     if step.kind == "parity":
-        return measure.parity(t.variant, track.device, track.settings)
+        return measure.parity((t.variant, *t.others), track.device, track.settings)
     try:
-        return track.time(t.variant, t.established, step.ctx, step.rows)
+        return track.time(t.at(step.rows), t.established, step.ctx, step.rows)
     except DeviceError as error:
         measure.require_alive(track.device, error)
         return {"fault": f"ctx {step.ctx}, {step.rows} rows: {error}"}
@@ -272,7 +305,7 @@ def _record(target: Target, results: Sequence[tuple[Step, Result]], device: Devi
     )
     fault = next((f"{step.kind}: {result['fault']}" for step, result in results if result["fault"]), "")
     crossing = None if fault else crossover(speed)
-    kernels = (target.variant, target.reducer, target.established)
+    kernels = (*target.kernels(), target.established)
     digests = {v.entry: evidence.source_digest(v.entry, target.arch) for v in kernels}
     return Evidence(
         arch=target.arch,
@@ -284,7 +317,7 @@ def _record(target: Target, results: Sequence[tuple[Step, Result]], device: Devi
             target.head_dim, settings.n_heads, settings.n_kv_heads, tuple(sorted({s.rows or 0 for s in speed}))
         ),
         parity=Parity(
-            held.get("cases"), held.get("worst_error"), target.variant.family.tolerance.worst_row, not held["fault"]
+            held.get("cases"), held.get("worst_error"), target.variant.tolerance.worst_row, not held["fault"]
         ),
         speed=speed,
         crossover=crossing,

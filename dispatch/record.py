@@ -11,10 +11,10 @@ import json
 import math
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from datetime import date
-from typing import Any, get_args, get_origin
+from typing import Any, Protocol, get_args, get_origin
 
 from ..archs import ARCHS
 from ..errors import InputError
@@ -118,17 +118,55 @@ class Evidence:
     source: str
 
     @property
-    def key(self) -> tuple[str, str, int]:
-        """What it decides on: arch, route, head_dim. There is at most one record of a key in force."""
-        return (self.arch, self.route, self.shape.head_dim)
+    def key(self) -> Key:
+        """What it decides on: arch, route, head_dim, and, where the route has a kernel for each number of query heads
+        of a KV head, that. There is at most one record of a key in force."""
+        return record_key(self.arch, self.route, self.shape.head_dim, self.shape.n_heads // self.shape.n_kv_heads)
+
+    def nearest(self, rows: int, ctx: int) -> Speed | None:
+        """The timing nearest to a number of rows, and of those nearest to a context, by ratio; the last of equals."""
+        found, least = None, (math.inf, math.inf)
+        for s in self.speed:
+            distance = (_times(s.rows or rows, rows), _times(s.ctx, ctx))
+            if distance <= least:
+                found, least = s, distance
+        return found
 
     def as_dict(self) -> dict[str, Any]:
         """The fields, for JSON."""
         return asdict(self)
 
 
-def dump(records: Sequence[Evidence]) -> str:
-    """An evidence file with these records."""
+Key = tuple[str, str, int, int]
+"""Arch, route, head_dim, query heads for each KV head; the last is 0 for a route to which they are all the same."""
+
+
+def record_key(arch: str, route: str, head_dim: int, group: int) -> Key:
+    """The key under which a record decides on such a request."""
+    from .routes import per_group
+
+    return (arch, route, head_dim, group if per_group(route) else 0)
+
+
+def _times(a: float, b: float) -> float:
+    """How many times the smaller goes into the larger."""
+    a, b = a or 1, b or 1
+    return a / b if a > b else b / a
+
+
+class Record(Protocol):
+    """What a file of records holds: of a key at most one."""
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What it decides on."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields, for JSON."""
+
+
+def dump(records: Sequence[Record]) -> str:
+    """A file with these records."""
     return json.dumps({"schema": SCHEMA, "records": [r.as_dict() for r in records]}, indent=1, allow_nan=False) + "\n"
 
 
@@ -142,16 +180,29 @@ def load(text: str, name: str) -> tuple[Evidence, ...]:
     Raises:
         InputError: it is no evidence file of this version; the message names the file, the record and the field.
     """
+    return tuple(_record(value, at) for at, value in entries(text, name, "hfk qualify"))
+
+
+def entries(text: str, name: str, writer: str) -> Iterator[tuple[str, Any]]:
+    """The values of a file of records as JSON has them, each with where it is.
+
+    Args:
+        writer: the command that writes such files, for messages.
+
+    Raises:
+        InputError: it is no file of records of this version.
+    """
     try:
         document = json.loads(text, parse_constant=_refuse_constant)
     except ValueError as error:
-        raise InputError(f"{name} is no JSON ({error}); repair it, or remove it and run hfk qualify") from error
+        raise InputError(f"{name} is no JSON ({error}); repair it, or remove it and run {writer}") from error
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         seen = document.get("schema") if isinstance(document, dict) else document
-        raise InputError(f"{name}: schema is {seen!r}; required: {SCHEMA}. Run hfk qualify to write it anew")
+        raise InputError(f"{name}: schema is {seen!r}; required: {SCHEMA}. Run {writer} to write it anew")
     if set(document) != {"schema", "records"} or not isinstance(document["records"], list):
         raise InputError(f"{name}: required: exactly the fields schema and records, records a list")
-    return tuple(_record(value, f"{name}: records[{i}]") for i, value in enumerate(document["records"]))
+    for i, value in enumerate(document["records"]):
+        yield f"{name}: records[{i}]", value
 
 
 def _refuse_constant(text: str) -> float:
@@ -159,29 +210,38 @@ def _refuse_constant(text: str) -> float:
 
 
 def _record(value: Any, at: str) -> Evidence:
-    record: Evidence = _typed(Evidence, value, at)
-    for field, seen, required, ok in _rules(record):
-        if not ok:
-            raise InputError(f"{at}.{field} is {seen!r}; required: {required}")
+    record: Evidence = typed(Evidence, value, at)
+    hold(_rules(record), at)
     return record
 
 
-def _typed(kind: Any, value: Any, at: str) -> Any:
+Rule = tuple[str, Any, str, bool]
+"""What a field must be beyond its type: field, what is there, what is required, whether it holds."""
+
+
+def hold(rules: Sequence[Rule], at: str) -> None:
+    """Refuse a record that does not keep to its rules."""
+    for field, seen, required, ok in rules:
+        if not ok:
+            raise InputError(f"{at}.{field} is {seen!r}; required: {required}")
+
+
+def typed(kind: Any, value: Any, at: str) -> Any:
     """The JSON value as a value of an annotated type."""
     if is_dataclass(kind) and isinstance(kind, type):
         return _object(kind, value, at)
     origin, args = get_origin(kind), get_args(kind)
     if origin in (types.UnionType, typing.Union):  # of one type and None
-        return None if value is None else _typed(args[0], value, at)
+        return None if value is None else typed(args[0], value, at)
     if origin is tuple:
         length = None if args[-1] is Ellipsis else len(args)
         if not isinstance(value, list) or length not in (None, len(value)):
             raise InputError(f"{at} is {value!r}; required: a list" + (f" of {length}" if length else ""))
-        return tuple(_typed(args[0], item, f"{at}[{i}]") for i, item in enumerate(value))
+        return tuple(typed(args[0], item, f"{at}[{i}]") for i, item in enumerate(value))
     if origin is dict:
         if not isinstance(value, dict):
             raise InputError(f"{at} is {value!r}; required: an object")
-        return {name: _typed(args[1], item, f"{at}.{name}") for name, item in value.items()}
+        return {name: typed(args[1], item, f"{at}.{name}") for name, item in value.items()}
     if kind is float and type(value) is int:
         value = float(value)
     if type(value) is not kind or (kind is float and not math.isfinite(value)):
@@ -203,25 +263,22 @@ def _object(kind: type[Any], value: Any, at: str) -> Any:
         if name not in names:
             raise InputError(f"{at}.{name} is not a field; required: exactly the fields {', '.join(names)}")
     hints = typing.get_type_hints(kind)
-    return kind(**{name: _typed(hints[name], value[name], f"{at}.{name}") for name in names})
+    return kind(**{name: typed(hints[name], value[name], f"{at}.{name}") for name in names})
 
 
-_Rule = tuple[str, Any, str, bool]
-
-
-def _rules(r: Evidence) -> list[_Rule]:
-    """What the fields must be beyond their types: field, what is there, what is required, whether it holds."""
+def _rules(r: Evidence) -> list[Rule]:
+    """What the fields of a record must be beyond their types."""
     from .routes import ROUTES
 
     routes = [route.name for route in ROUTES if route.needs_evidence]
     measured = r.kind == "measured"
     sizes = (r.shape.head_dim, r.shape.n_heads, r.shape.n_kv_heads, *r.shape.rows)
     error = r.parity.worst_error
-    found: list[_Rule] = [
+    found: list[Rule] = [
         ("arch", r.arch, "one of " + ", ".join(ARCHS), r.arch in ARCHS),
         ("route", r.route, "one of " + ", ".join(routes), r.route in routes),
         ("kind", r.kind, "one of " + ", ".join(KINDS), r.kind in KINDS),
-        ("date", r.date, "YYYY-MM-DD", r.date is None or _is_date(r.date)),
+        ("date", r.date, "YYYY-MM-DD", r.date is None or is_date(r.date)),
         ("shape", sizes, "numbers of at least 1", min(sizes) > 0),
         ("parity.cases", r.parity.cases, "at least 1", r.parity.cases is None or r.parity.cases > 0),
         ("parity.limit", r.parity.limit, "above 0", r.parity.limit > 0),
@@ -247,7 +304,7 @@ def _rules(r: Evidence) -> list[_Rule]:
     return found + [rule for i, speed in enumerate(r.speed) for rule in _speed_rules(speed, f"speed[{i}]")]
 
 
-def _is_date(text: str) -> bool:
+def is_date(text: str) -> bool:
     try:
         return date.fromisoformat(text).isoformat() == text
     except ValueError:
@@ -259,7 +316,7 @@ def _ordered(c: Crossover) -> bool:
     return around[0] > 0 and around == sorted(set(around))
 
 
-def _speed_rules(s: Speed, at: str) -> list[_Rule]:
+def _speed_rules(s: Speed, at: str) -> list[Rule]:
     times = [t for t in (s.route_us, s.established_us) if t is not None]
     quartiles = s.quartiles is None or 0 < s.quartiles[0] <= s.ratio <= s.quartiles[1]
     return [

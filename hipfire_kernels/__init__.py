@@ -25,6 +25,7 @@ from .errors import (
     RenderError,
     ToolchainError,
     ToolchainUnavailable,
+    UndefinedBehaviour,
 )
 from .family import KernelFamily, Variant
 from .kernels import families
@@ -68,6 +69,7 @@ __all__ = [
     "RenderError",
     "ToolchainError",
     "ToolchainUnavailable",
+    "UndefinedBehaviour",
     "Variant",
     "arch",
     "attend",

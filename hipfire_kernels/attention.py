@@ -1,4 +1,4 @@
-"""The launches that make one attention call: tile kernel and reducer over sub-batches, the draft kernel, the KV write.
+"""The launches that make one attention call: verify kernel and reducer over sub-batches, the KV write.
 
 This knows kernels, not routes: the caller says which variant. Everything an argument can be wrong about is refused
 here, before the first launch.
@@ -15,10 +15,23 @@ import numpy.typing as npt
 
 from .binding import BoundLaunch, bind, kernel, launch, prepare
 from .errors import InputError
-from .family import Variant
+from .family import Site, Variant
 from .kernels import families
-from .layout import MAX_HEAD_DIM, Q8_BLOCK, Q8_BYTES, Q8_MAX, kv_cache_shape, partials_shape, tiles
+from .layout import (
+    MAX_HEAD_DIM,
+    MAX_SPLITS,
+    Q8_BLOCK,
+    Q8_BYTES,
+    Q8_MAX,
+    kv_cache_shape,
+    partials_shape,
+    tiles,
+)
 from .runtime import Device, Launch, View
+
+SPLIT_ROWS = 32
+"""Query rows of a split kernel whose partials are held at once: 26 MB for 24 heads, 33 splits and 256 dims, whatever the
+context. The records of tiles are as many as the context has tiles, and a limit on their rows is a limit on memory."""
 
 PARTIALS_ROWS = 16
 """Query rows whose partials are held at once by default: one speculative block of 16 in one go."""
@@ -91,19 +104,20 @@ def check_positions(positions: npt.NDArray[Any], rows: int, capacity: int, *, le
     return high + 1
 
 
-class TilePlan:
-    """A tile family and the reducer, ready to run: built, loaded, workspace allocated, arguments packed.
+class VerifyPlan:
+    """A verify family and the reducer, ready to run: built, loaded, workspace allocated, arguments packed.
 
     A plan has one workspace: it is for one stream, and one thread, at a time. After a run, `launches` is what it
-    launched.
+    launched. `verify_plan` makes the one that a variant needs.
 
     Args:
-        variant: of `attention_flash_q8_0_tile_batched` or `attention_flash_q8_0_rows`.
+        variant: of a family whose oracle is `attend`.
         shape: of every call.
-        max_ctx: keys that the workspace covers.
+        max_ctx: keys that the plan covers.
         block_cols: columns of the tree bias, for a variant with mask="tree".
         partials_rows: query rows whose partials the workspace holds; more rows go in sub-batches.
         partials: the workspace, float32 `partials_shape(n, ...)` for any n; allocated when None.
+        splits: of the context, for a variant that splits it; the family's default when None.
     """
 
     def __init__(
@@ -116,54 +130,56 @@ class TilePlan:
         block_cols: int = 0,
         partials_rows: int = PARTIALS_ROWS,
         partials: Any = None,
+        splits: int | None = None,
     ) -> None:
-        self.device, self.shape = device, shape
+        self.device, self.shape, self.max_ctx = device, shape, max_ctx
         self.mask = dict(variant.params).get("mask", "causal")
-        wanted = partials_shape(min(shape.rows, partials_rows), shape.n_heads, tiles(max_ctx), shape.head_dim)
+        wanted = workspace_shape(variant, device, shape, max_ctx, partials_rows, splits)
         self.partials = device.empty(wanted, np.float32) if partials is None else partials
         held = device.view("partials", self.partials)
         if held.dtype != "f32" or held.shape[1:] != wanted[1:] or not held.shape[0]:
             raise InputError(
                 f"partials has dtype {held.dtype} and shape {held.shape}; required: f32 {('rows', *wanted[1:])}"
             )
-        self.max_ctx = max_ctx
         self.workspace_bytes = 4 * math.prod(held.shape)
-        reducer = families()["attention_flash_reduce_batched"].variant(
-            head_dim=shape.head_dim, tree=self.mask == "tree"
-        )
-        for part in (variant, reducer):
-            kernel(part, device)
+        merging = reducer(variant)
+        for part in (variant, merging):
+            if part is not None:
+                kernel(part, device)
         self._scale = 1 / math.sqrt(shape.head_dim)
         self._set_to: tuple[int, float, int] | None = None
         self.launches: list[Launch] = []
         self._batches = [
-            self._bind(variant, reducer, held, first, min(held.shape[0], shape.rows - first), block_cols)
+            self._bind(variant, merging, held, first, min(held.shape[0], shape.rows - first), block_cols)
             for first in range(0, shape.rows, held.shape[0])
         ]
-        for pair in self._batches:
-            for bound in pair:
-                bound.args.keeps = self.partials
+        for bound in self._bound():
+            bound.args.keeps = self.partials
+
+    def _bound(self) -> list[BoundLaunch]:
+        return [bound for launches in self._batches for bound in launches]
+
+    def _extents(self, covered: int, window: int) -> tuple[dict[str, int], ...]:
+        """What the first launch, and the merging one, are told of the keys covered, and of the window."""
+        raise NotImplementedError
 
     def _bind(
-        self, variant: Variant, reducer: Variant, partials: View, first_row: int, batch: int, block_cols: int
-    ) -> tuple[BoundLaunch, BoundLaunch]:
+        self, variant: Variant, merging: Variant | None, partials: View, first_row: int, batch: int, block_cols: int
+    ) -> tuple[BoundLaunch, ...]:
         s = self.shape
         cache = View(0, kv_cache_shape(s.capacity, s.n_kv_heads, s.head_dim), "u8", False)
         rows = View(0, (s.rows, s.n_heads, s.head_dim), "f32", True)
         positions = View(0, (s.rows,), "i32", False)
         tree = {"tree_bias": View(0, (s.rows, block_cols), "f32", False)} if self.mask == "tree" else {}
         common = {"first_row": first_row, "batch": batch}
-        tile = bind(
-            variant,
-            {"q": rows, "k_cache": cache, "v_cache": cache, "positions": positions, "partials": partials, **tree},
-            **common,
-            live_tiles=1,
-            scale=1.0,
-            **({"window": 1} if self.mask == "window" else {}),
-        )
+        inputs = {"q": rows, "k_cache": cache, "v_cache": cache, "positions": positions, **tree}
+        if merging is None:
+            return (bind(variant, {**inputs, "out": rows}, **self._extents(1, 1)[0], scale=1.0),)
+        first, second = self._extents(1, 1)
+        attend = bind(variant, {**inputs, "partials": partials}, **common, **first, scale=1.0)
         views = {"partials": partials, "positions": positions, "out": rows}
-        merge = bind(reducer, views, **common, live_tiles=1, **({"block_cols": block_cols} if tree else {}))
-        return tile, merge
+        merge = bind(merging, views, **common, **second, **({"block_cols": block_cols} if tree else {}))
+        return attend, merge
 
     def run(
         self,
@@ -183,7 +199,7 @@ class TilePlan:
 
         Args:
             q, k_cache, v_cache, positions, out: arrays of the planned shapes on the device; `out` is written.
-            ctx: keys the longest row may see; the grid covers these. All that the workspace covers when None.
+            ctx: keys the longest row may see; all that the plan covers when None.
         """
         covered = self.max_ctx if ctx is None else ctx
         if not 0 <= covered <= self.max_ctx:
@@ -194,16 +210,13 @@ class TilePlan:
         to = view("out", out)
         if not to.writable:
             raise InputError("out is read-only; the kernel writes it")
-        at = view("positions", positions)
-        inputs = [("q", view("q", q)), ("k_cache", view("k_cache", k_cache)), ("v_cache", view("v_cache", v_cache))]
+        arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "positions": positions}
         if self.mask == "tree":
-            inputs.append(("tree_bias", view("tree_bias", tree_bias)))
-        for tile, merge in self._batches:
-            for name, found in inputs:
-                tile.point(name, found)
-            tile.point("positions", at)
-            merge.point("positions", at)
-            merge.point("out", to)
+            arrays["tree_bias"] = tree_bias
+        views = {"out": to, **{name: view(name, array) for name, array in arrays.items()}}
+        for bound in self._bound():
+            for name in bound.shapes.keys() & views.keys():
+                bound.point(name, views[name])
         self.device.launch(self.launches, stream)
 
     def _set(self, covered: int, scale: float, window: int) -> None:
@@ -212,54 +225,89 @@ class TilePlan:
             return
         if not math.isfinite(scale):
             raise InputError(f"scale is {scale}; required: a finite number")
-        for tile, merge in self._batches:
-            tile.set("live_tiles", tiles(covered))
-            merge.set("live_tiles", tiles(covered))
-            tile.set("scale", scale)
-            if self.mask == "window":
-                tile.set("window", window)
-        self.launches = [prepare(bound, self.device) for pair in self._batches for bound in pair]
+        for launches in self._batches:
+            for bound, extents in zip(launches, self._extents(covered, window), strict=True):
+                for name, value in extents.items():
+                    bound.set(name, value)
+            launches[0].set("scale", scale)
+        self.launches = [prepare(bound, self.device) for bound in self._bound()]
         self._set_to = (covered, scale, window)
 
 
-def draft_attend_rows(
-    device: Device,
-    q: Any,
-    k: Any,
-    v: Any,
-    out: Any,
-    *,
-    scale: float | None = None,
-    window: int = 0,
-    causal: bool = False,
-    stream: Any = None,
-) -> None:
-    """Run the scalar draft kernel: `attention_dflash_f32`, or its sliding form for a window or a causal mask.
+class TilePlan(VerifyPlan):
+    """A record for each 128-key tile: the grid follows the keys covered, and the workspace what it may come to."""
 
-    Args:
-        q: float32 [rows, n_heads, head_dim]; k, v: float32 [keys, n_kv_heads, head_dim], context then block.
-        out: float32, the shape of q; written.
-        window: 0 for none; else keys at a distance of `window` or more are hidden.
+    def _extents(self, covered: int, window: int) -> tuple[dict[str, int], dict[str, int]]:
+        live = {"live_tiles": tiles(covered)}
+        return live | ({"window": window} if self.mask == "window" else {}), live
+
+
+class SplitPlan(VerifyPlan):
+    """A record for each split: grid and workspace are the same for every context."""
+
+    def _extents(self, covered: int, window: int) -> tuple[dict[str, int], dict[str, int]]:
+        return {}, {"ctx": covered}
+
+
+class DirectPlan(VerifyPlan):
+    """No records, no workspace: one launch writes the output of all rows, and reads on the device what they see."""
+
+    def _extents(self, covered: int, window: int) -> tuple[dict[str, int], ...]:
+        return ({"ctx": covered},)
+
+
+def workspace_shape(
+    variant: Variant,
+    device: Device,
+    shape: VerifyShape,
+    max_ctx: int,
+    partials_rows: int = PARTIALS_ROWS,
+    splits: int | None = None,
+) -> tuple[int, int, int, int]:
+    """Shape of the partials that a plan of these arguments holds."""
+    batch = min(shape.rows, partials_rows)
+    if variant.family.records == "split":
+        records = splits_of(variant, Site(device.multiprocessors, shape.n_kv_heads, batch), splits)
+        return partials_shape(batch, shape.n_heads, records, shape.head_dim)
+    if splits is not None:
+        raise InputError(f"splits is {splits}; {variant.name} does not split the context, leave it out")
+    if not variant.family.records:
+        return (shape.rows, 0, 0, 0)
+    return partials_shape(batch, shape.n_heads, tiles(max_ctx), shape.head_dim)
+
+
+def splits_of(variant: Variant, site: Site, chosen: int | None) -> int:
+    """Splits of the context: those chosen, else the default of the family's space.
+
+    Raises:
+        InputError: more were chosen than the reducer merges, or none.
     """
-    rows, n_heads, head_dim = _shape(device, "q", q, "f32", "[rows][n_heads][head_dim]", 3)
-    k_shape = _shape(device, "k", k, "f32", "[keys][n_kv_heads][head_dim]", 3)
-    v_shape = _shape(device, "v", v, "f32", "[keys][n_kv_heads][head_dim]", 3)
-    check_heads(rows, n_heads, k_shape[1], head_dim)
-    if v_shape != k_shape:
-        raise InputError(f"v has shape {v_shape}; required: the shape of k, {k_shape}")
-    if k_shape[2] != head_dim:
-        raise InputError(f"k has shape {k_shape}; required: the head_dim of q, {head_dim}")
-    if k_shape[0] < rows:
-        raise InputError(
-            f"k has {k_shape[0]} keys for {rows} query rows; required: context and block, at least the rows"
-        )
-    if window < 0:
-        raise InputError(f"window is {window}; required: 0 for none, or a number of keys")
-    sliding = bool(window or causal)
-    variant = families()["attention_dflash_f32"].variant(head_dim=head_dim, sliding=sliding)
-    span = {"window": window or k_shape[0] + rows, "causal": int(causal)} if sliding else {}
-    factor = 1 / math.sqrt(head_dim) if scale is None else scale
-    launch(variant, device, stream=stream, q=q, k=k, v=v, out=out, scale=factor, **span)
+    if chosen is None:
+        return variant.family.space(variant, site)["splits"][0]
+    if not 1 <= chosen <= MAX_SPLITS:
+        raise InputError(f"splits is {chosen}; required: 1 .. {MAX_SPLITS}")
+    return chosen
+
+
+def rows_at_once(variant: Variant, partials_rows: int) -> int:
+    """Rows of partials that a plan of this variant holds, where `partials_rows` is the limit for records of tiles."""
+    return max(partials_rows, SPLIT_ROWS) if variant.family.records == "split" else partials_rows
+
+
+def reducer(variant: Variant) -> Variant | None:
+    """The reducer that merges a variant's records, if it leaves any."""
+    if not variant.family.records:
+        return None
+    tree = dict(variant.params).get("mask") == "tree"
+    bound = "splits" if variant.family.records == "split" else "tree" if tree else "causal"
+    return families()["attention_flash_reduce_batched"].variant(head_dim=variant.head_dim, bound=bound)
+
+
+def verify_plan(variant: Variant, device: Device, shape: VerifyShape, max_ctx: int, **options: Any) -> VerifyPlan:
+    """The plan of a variant, by what its records cover. Arguments: see `VerifyPlan`."""
+    kinds = {"tile": TilePlan, "split": SplitPlan, "": DirectPlan}
+    options.setdefault("partials_rows", rows_at_once(variant, PARTIALS_ROWS))
+    return kinds[variant.family.records](variant, device, shape, max_ctx, **options)
 
 
 def write_kv(device: Device, k: Any, v: Any, k_cache: Any, v_cache: Any, positions: Any, *, stream: Any = None) -> None:

@@ -29,6 +29,7 @@ class BoundLaunch:
         slots: the argument values by name, for `point` and `set`.
         shapes: what each tensor had, and must have again, in `point`.
         symbols: every extent and scalar, for the grid.
+        aligned: what the address of each tensor must be a multiple of.
         seen: the view each tensor was last pointed at.
     """
 
@@ -37,6 +38,7 @@ class BoundLaunch:
     slots: dict[str, Any]
     shapes: dict[str, tuple[str, tuple[int, ...]]]
     symbols: SimpleNamespace
+    aligned: dict[str, int]
     seen: dict[str, View] = field(default_factory=dict)
 
     @property
@@ -51,6 +53,7 @@ class BoundLaunch:
         if (view.dtype, view.shape) != self.shapes[name]:
             dtype, shape = self.shapes[name]
             raise InputError(f"{name} has dtype {view.dtype} and shape {view.shape}; planned for {dtype} {shape}")
+        check_aligned(self.variant, name, view, self.aligned[name])
         self.slots[name].value = view.pointer
         self.seen[name] = view
 
@@ -79,6 +82,9 @@ def bind(variant: Variant, views: Mapping[str, View], **scalars: Any) -> BoundLa
         _check_tensor(arg, _given(variant, views, arg.name), symbols)
     sizes = {name: size for name, (size, _) in symbols.items()}
     known = sizes | _scalars(variant, {**views, **scalars}, sizes)
+    reason = variant.family.refuse(variant, SimpleNamespace(**known))
+    if reason is not None:
+        raise InputError(f"{variant.name}: {reason}")
     slots = {
         arg.name: ctypes.c_void_p(views[arg.name].pointer)
         if isinstance(arg, Tensor)
@@ -86,7 +92,16 @@ def bind(variant: Variant, views: Mapping[str, View], **scalars: Any) -> BoundLa
         for arg in variant.args
     }
     shapes = {arg.name: (arg.dtype, views[arg.name].shape) for arg in tensors}
-    return BoundLaunch(variant, KernelArgs(list(slots.values())), slots, shapes, SimpleNamespace(**known))
+    aligned = {arg.name: arg.align for arg in tensors}
+    for name, align in aligned.items():
+        check_aligned(variant, name, views[name], align)
+    return BoundLaunch(variant, KernelArgs(list(slots.values())), slots, shapes, SimpleNamespace(**known), aligned)
+
+
+def check_aligned(variant: Variant, name: str, view: View, align: int) -> None:
+    """Refuse an address that the variant's wide loads cannot start from."""
+    if view.pointer % align and math.prod(view.shape):
+        raise InputError(f"{name} is at an address that is not a multiple of {align}, which {variant.name} needs")
 
 
 def launch(variant: Variant, device: Device, *, stream: Any = None, **values: Any) -> None:
@@ -115,7 +130,8 @@ def run(bound: BoundLaunch, device: Device, stream: Any = None) -> None:
 
 def prepare(bound: BoundLaunch, device: Device) -> Launch:
     """Everything a launch takes, with the grid as the symbols are now. Shares its arguments with `bound`."""
-    return Launch(kernel(bound.variant, device), bound.grid, bound.variant.threads, bound.args)
+    v = bound.variant
+    return Launch(kernel(v, device), bound.grid, v.threads(device.arch.name), bound.args, v.family.early(v))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -23,13 +23,11 @@ class Buildable(Protocol):
     def entry(self) -> str:
         """The kernel's symbol."""
 
-    @property
-    def lds_bytes(self) -> int:
-        """LDS of one workgroup, in bytes."""
+    def lds_bytes(self, arch: str) -> int:
+        """LDS of one workgroup on an arch, in bytes."""
 
-    @property
-    def threads(self) -> int:
-        """Threads of a workgroup."""
+    def threads(self, arch: str) -> int:
+        """Threads of a workgroup on an arch."""
 
     def source(self, arch: str) -> str:
         """The rendered source."""
@@ -120,9 +118,9 @@ def _compile(variant: Buildable, arch: Arch, compiler: Toolchain, identity: str,
     if arch.dialect == "amd":
         resources = read_resources(compiled.code, arch, variant.entry)
     elif arch.dialect == "nvidia":
-        resources = read_cubin(compiled.code, arch, variant.entry, variant.lds_bytes, variant.threads)
+        resources = read_cubin(compiled.code, arch, variant.entry, variant.lds_bytes(arch.name), variant.threads(arch.name))
     else:
-        resources = Resources(lds_bytes=variant.lds_bytes)
+        resources = Resources(lds_bytes=variant.lds_bytes(arch.name))
     return Entry(
         key=key,
         arch=arch.name,

@@ -47,6 +47,10 @@ class DeadlockError(DeviceError):
     """Threads of one block wait at different barriers, or lanes of one wave in different wave operations."""
 
 
+class UndefinedBehaviour(DeviceError):
+    """A sanitizer found a kernel doing what the language gives no meaning to."""
+
+
 class NotAdmitted(HipfireError):
     """No route may run the request, or the route asked for by name is not admitted.
 

@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from . import reference
-from .attention import TilePlan, check_verify, draft_attend_rows
+from .attention import check_verify, verify_plan, workspace_shape
 from .binding import launch
+from .draft import DraftWorkspace, draft_attend_rows
 from .errors import InputError
 from .family import Variant
 from .kernels import families
@@ -101,7 +102,7 @@ def grid(variant: Variant, *, rows: Sequence[int] = ROWS, contexts: Sequence[int
     then every other named content once per group at a context of three tiles."""
     params = dict(variant.params)
     head_dim = params.get("head_dim", 128)
-    for group in GROUPS:
+    for group in (params["group"],) if "group" in params else GROUPS:
         shapes = [(b, ctx, "normal") for b in rows for ctx in contexts]
         shapes += [(9, 2 * TILE + 65, name) for name in VALUES if name != "normal"]
         for b, ctx, values in shapes:
@@ -113,7 +114,7 @@ def grid(variant: Variant, *, rows: Sequence[int] = ROWS, contexts: Sequence[int
                 head_dim,
                 values,
                 window=_window(params, ctx),
-                block_cols=b if params.get("mask") == "tree" or params.get("tree") else 0,
+                block_cols=b if "tree" in (params.get("mask"), params.get("bound")) else 0,
                 seed=b * 7919 + ctx * 31 + group,
             )
 
@@ -125,7 +126,15 @@ def _window(params: dict[str, Any], ctx: int) -> int:
 
 def check(variant: Variant, case: Case, device: Device) -> Result:
     """Run a variant on a case and compare with the oracle its family names."""
-    run = {"attend": _check_attend, "merge": _check_merge, "quantize": _check_quantize, "draft": _check_draft}
+    from .parity_split import check_split
+
+    run = {
+        "attend": _check_attend,
+        "split": check_split,
+        "merge": _check_merge,
+        "quantize": _check_quantize,
+        "draft": _check_draft,
+    }
     return run[variant.family.oracle](variant, case, device)
 
 
@@ -194,7 +203,8 @@ def _tree_bias(case: Case, rng: np.random.Generator) -> Array | None:
 
 
 @functools.lru_cache(maxsize=8)
-def _attend_reference(case: Case) -> Array:
+def expected(case: Case) -> Array:
+    """What the oracle gives for a case of verify attention, float64 [rows, n_heads, head_dim]."""
     i = inputs(case)
     return reference.attend(i.q, i.k_cache, i.v_cache, i.positions, None, i.tree_bias, case.window)
 
@@ -240,20 +250,22 @@ def _with_tail(device: Device, rows: Array, tail: float) -> Any:
     return device.section(device.to_device(flat), 0, rows.shape)
 
 
-def worst_row(got: Array, want: Array) -> float:
-    """max|diff| / max|want| over the last axis, the worst of all rows; infinite where a value is not finite or a
-    row that must be zero is not."""
-    if not np.isfinite(got).all():
-        return math.inf
+def row_errors(got: Array, want: Array) -> Array:
+    """max|diff| / max|want| over the last axis; infinite where a value is not finite, or a row that must be zero is
+    not."""
     diff = np.abs(got - want).max(axis=-1, initial=0.0)
     size = np.abs(want).max(axis=-1, initial=0.0)
     ratio = np.where(size > 0, diff / np.where(size > 0, size, 1), np.where(diff > 0, np.inf, 0))
-    return float(ratio.max(initial=0.0))
+    return np.where(np.isfinite(got).all(axis=-1), ratio, np.inf)
 
 
-def _compare(
-    variant: Variant, case: Case, got: Array, want: Array, guarded: Sequence[Guarded], changed: bool
-) -> Result:
+def worst_row(got: Array, want: Array) -> float:
+    """The worst of `row_errors`."""
+    return float(row_errors(got, want).max(initial=0.0))
+
+
+def compare(variant: Variant, case: Case, got: Array, want: Array, guarded: Sequence[Guarded], changed: bool) -> Result:
+    """An output held against the oracle's, and what else may be wrong: NaN, a written guard, a changed input."""
     fault = ""
     if np.isnan(got).any():
         row, head, dim = np.argwhere(np.isnan(got))[0]
@@ -262,7 +274,7 @@ def _compare(
         fault = "wrote outside an array"
     if changed:
         fault = "changed an input"
-    return Result(variant, case, worst_row(got, want), variant.family.tolerance.worst_row, fault)
+    return Result(variant, case, worst_row(got, want), variant.tolerance.worst_row, fault)
 
 
 # ---- one check per oracle -------------------------------------------------------------------------------------------
@@ -274,7 +286,6 @@ def run_attend(variant: Variant, case: Case, device: Device, rows: slice = slice
     q, positions = i.q[rows], i.positions[rows]
     ctx = case.ctx if i.tree_bias is None else int(i.positions[0]) + case.block_cols
     out = Guarded(device, q.shape)
-    partials = Guarded(device, partials_shape(min(len(q), 16), case.n_heads, tiles(ctx), case.head_dim), fill=STALE)
     arrays = [
         _with_tail(device, q, np.nan),
         device.to_device(i.k_cache),
@@ -283,7 +294,8 @@ def run_attend(variant: Variant, case: Case, device: Device, rows: slice = slice
         out.array,
     ]
     shape = check_verify(device, *arrays[:3])
-    plan = TilePlan(variant, device, shape, ctx, block_cols=case.block_cols, partials=partials.array)
+    partials = Guarded(device, workspace_shape(variant, device, shape, ctx), fill=STALE)
+    plan = verify_plan(variant, device, shape, ctx, block_cols=case.block_cols, partials=partials.array)
     bias = None if i.tree_bias is None else device.to_device(i.tree_bias)
     plan.run(*arrays, ctx=ctx, tree_bias=bias, window=case.window)
     return out.read(), [out, partials]
@@ -299,7 +311,7 @@ def _check_attend(variant: Variant, case: Case, device: Device) -> Result:
         raise InputError(f"the case has head_dim {case.head_dim}, {variant.name} has {variant.head_dim}")
     before = _digest(case)
     got, guarded = run_attend(variant, case, device)
-    return _compare(variant, case, got, _attend_reference(case), guarded, _digest(case) != before)
+    return compare(variant, case, got, expected(case), guarded, _digest(case) != before)
 
 
 def _check_merge(variant: Variant, case: Case, device: Device) -> Result:
@@ -317,22 +329,27 @@ def _check_merge(variant: Variant, case: Case, device: Device) -> Result:
     skipped = rng.random(shape[:3]) < 0.2
     partials[skipped] = np.nan
     partials[skipped, 1] = 0
+    if variant.bound == "splits":
+        n_tiles[...] = shape[2]
     for row, live in enumerate(n_tiles):
         partials[row, :, live:] = np.nan
     out = Guarded(device, i.q.shape)
-    extra = {"block_cols": case.block_cols} if variant.tree else {}
+    covered = {
+        "causal": {"live_tiles": partials.shape[2]},
+        "tree": {"live_tiles": partials.shape[2], "block_cols": case.block_cols},
+        "splits": {"ctx": case.ctx},
+    }[variant.bound]
     launch(
         variant,
         device,
         partials=device.to_device(partials),
         positions=device.to_device(i.positions),
         out=out.array,
-        live_tiles=partials.shape[2],
         first_row=0,
         batch=case.rows,
-        **extra,
+        **covered,
     )
-    return _compare(variant, case, out.read(), reference.merge(partials, n_tiles), [out], changed=False)
+    return compare(variant, case, out.read(), reference.merge(partials, n_tiles), [out], changed=False)
 
 
 def _check_quantize(variant: Variant, case: Case, device: Device) -> Result:
@@ -375,19 +392,19 @@ def _check_draft(variant: Variant, case: Case, device: Device) -> Result:
         q[::3] *= 12
     if case.values == "zeros":
         k[...], v[...] = 0, 0
+    if dict(variant.params).get("kv") == "f16":
+        k, v = k.astype(np.float16), v.astype(np.float16)
     causal = bool(variant.sliding and case.seed % 2)
-    out = Guarded(device, q.shape)
-    draft_attend_rows(
-        device,
-        device.to_device(q),
-        device.to_device(k),
-        device.to_device(v),
-        out.array,
-        window=case.window,
-        causal=causal,
-    )
+    written = [Guarded(device, q.shape)]
+    held = DraftWorkspace()
+    if variant.family.records:
+        held.make(variant, device, case.rows, case.n_heads, case.n_kv_heads)
+        written.append(Guarded(device, held.partials.shape, fill=STALE))
+        held.partials = written[1].array
+    arrays = [*(device.to_device(a) for a in (q, k, v)), written[0].array]
+    draft_attend_rows(device, *arrays, variant=variant, window=case.window, causal=causal, workspace=held)
     want = reference.draft_attend(q, k, v, None, case.window, causal)
-    return _compare(variant, case, out.read(), want, [out], changed=False)
+    return compare(variant, case, written[0].read(), want, written, changed=False)
 
 
 def tile_twin(variant: Variant) -> Variant:

@@ -20,9 +20,11 @@ from .family import C_TYPES, Arg, Scalar, Tensor, Variant
 _DIALECT_PARTS = {
     "amd": ("dialect_amd.h", "wave.h"),
     "nvidia": ("dialect_nvidia.h", "wave.h"),
+    "nvidia_arena": ("dialect_nvidia.h", "shared_arena.h", "wave.h"),
     "host": ("dialect_host.h",),
 }
-"""What a dialect is made of. `wave.h` builds the wave reductions from a lane exchange; the host has none."""
+"""What a dialect is made of. `wave.h` builds the wave reductions from a lane exchange; the host has none. A kernel with
+more LDS than the arch lets one declare has it in an arena."""
 
 
 @functools.cache
@@ -57,8 +59,9 @@ def source_digest(source: str) -> str:
 
 def _render_parts(variant: Variant, target: Arch) -> list[str]:
     env = _environment()
-    context = _context(variant)
-    names = [*_DIALECT_PARTS[target.dialect], variant.family.template]
+    context = _context(variant, target)
+    arena = "_arena" if target.arena_bytes(variant.lds_bytes(target.name)) else ""
+    names = [*_DIALECT_PARTS[target.dialect + arena], variant.family.template]
     if target.dialect == "host":
         names.append("host_entry.h.j2")
     try:
@@ -68,11 +71,13 @@ def _render_parts(variant: Variant, target: Arch) -> list[str]:
             f"{variant.family.template}: {error.message}. A template sees the parameters of its declaration "
             f"({', '.join(variant.family.params)}) and the constants of layout.py"
         ) from error
+    except jinja2.TemplateNotFound as error:
+        raise RenderError(f"{variant.family.template}: there is no template {error.name!r}") from error
     except jinja2.TemplateSyntaxError as error:
         raise RenderError(f"{error.filename or error.name}:{error.lineno}: {error.message}") from error
 
 
-def _context(variant: Variant) -> dict[str, object]:
+def _context(variant: Variant, target: Arch) -> dict[str, object]:
     """All a template can name: parameters, what the declaration derives from them, layout constants."""
     context: dict[str, object] = {
         "WAVE": WAVE,
@@ -80,10 +85,16 @@ def _context(variant: Variant) -> dict[str, object]:
         "Q8_BLOCK": layout.Q8_BLOCK,
         "Q8_BYTES": layout.Q8_BYTES,
         "RECORD_HEAD": layout.RECORD_HEAD,
+        "SPLIT_KEYS": layout.SPLIT_KEYS,
+        "MAX_SPLITS": layout.MAX_SPLITS,
+        "SLAB_PITCH": layout.SLAB_PITCH,
         "entry": variant.entry,
-        "block": variant.family.block,
-        "signature": _signature(variant),
-        "lds": SimpleNamespace(**_lds_declarations(variant)),
+        "block": variant.threads(target.name),
+        "lds_bytes": variant.lds_bytes(target.name),
+        "signature": _signature(variant, target),
+        "dialect": target.dialect,
+        "lds": SimpleNamespace(**_lds_declarations(variant, target)),
+        "matrix": f"matrix_{target.dialect}.h",
         "args": [_c_type(arg) for arg in variant.args],
         **dict(variant.params),
     }
@@ -98,7 +109,7 @@ def _c_type(arg: Arg) -> str:
     return f"{'' if arg.writes else 'const '}{C_TYPES[arg.dtype]}*"
 
 
-def _signature(variant: Variant) -> str:
+def _signature(variant: Variant, target: Arch) -> str:
     """The kernel's C signature, a tensor a line with its shape as comment."""
     lines: list[str] = []
     scalars: list[str] = []
@@ -112,27 +123,30 @@ def _signature(variant: Variant) -> str:
     kinds = [isinstance(arg, Scalar) for arg in args]
     if kinds != sorted(kinds) or not kinds[-1]:
         raise RenderError(f"{variant.name}: an argument list is its tensors, then at least one scalar")
-    head = f'extern "C" __global__ __launch_bounds__({variant.family.block}) void {variant.entry}('
+    # A kernel that moves registers between its warpgroups must know how many it has: one block, all of them.
+    bounds = f"{variant.threads(target.name)}{', 1' if target.arena_bytes(variant.lds_bytes(target.name)) else ''}"
+    head = f'extern "C" __global__ __launch_bounds__({bounds}) void {variant.entry}('
     return "\n".join([head, *lines, f"    {', '.join(scalars)})"])
 
 
-def _lds_declarations(variant: Variant) -> dict[str, str]:
+def _lds_declarations(variant: Variant, target: Arch) -> dict[str, str]:
     declarations: dict[str, str] = {}
     offset = 0
-    for region in variant.lds:
+    for region in variant.lds(target.name):
         declarations[region.name] = f"SHARED({region.ctype}, {region.name}, {region.count}, {offset});"
         offset += region.nbytes
     return declarations
 
 
 def _check_limits(variant: Variant, target: Arch) -> None:
-    over = variant.lds_bytes - target.lds_bytes
+    needed = variant.lds_bytes(target.name)
+    over = needed - target.lds_bytes
     if over > 0:
         raise RenderError(
-            f"{variant.name} needs {variant.lds_bytes} bytes of LDS, {over} more than the {target.lds_bytes} "
+            f"{variant.name} needs {needed} bytes of LDS, {over} more than the {target.lds_bytes} "
             f"one workgroup has on {target.name}; choose a smaller tile or fewer rows"
         )
-    threads = variant.family.block
+    threads = variant.threads(target.name)
     if threads % WAVE or threads > target.max_workgroup:
         raise RenderError(
             f"{variant.name} declares {threads} threads a block; required: a multiple of {WAVE} up to "

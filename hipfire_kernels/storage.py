@@ -55,6 +55,11 @@ def evidence_root() -> Path:
     return path
 
 
+def tuning_root() -> Path:
+    """Where the user's tuning lies: beside the evidence. Nothing is created."""
+    return evidence_root() / "tuning"
+
+
 def make_private(path: Path, root: Path) -> None:
     """Create `root` and `path` below it, open to the user alone (0700). Folders that exist keep their mode.
 

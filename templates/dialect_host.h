@@ -4,6 +4,8 @@
 // turns in a ring whose order a seed can permute: a result that depends on it is a race. LDS is an arena filled with
 // NaN before each block, with a guard behind it. A wave operation needs all 32 lanes at the same source line, a
 // barrier all living threads: anything else ends in an error that names block, thread and line.
+//
+// Stacks and all else that takes memory is the caller's: one arena of an OS thread, for every kernel of the process.
 #if defined(__x86_64__) && !defined(HK_PORTABLE_SWITCH)
 #define HK_ASM_SWITCH 1
 #else
@@ -19,19 +21,23 @@
 #define SHARED(type, name, count, offset) type* const name = (type*)(hk::block.lds + (offset))
 
 extern "C" {
-void* mmap(void*, unsigned long, int, int, int, long);
-int munmap(void*, unsigned long);
-int mprotect(void*, unsigned long, int);
 float exp2f(float);
 }
 
 namespace hk {
 
-enum Error { OK = 0, NO_MEMORY = 1, WAVE_LINES_DIFFER = 2, BARRIER_LINES_DIFFER = 3, DEADLOCK = 4, LDS_OVERRUN = 5 };
+// What the caller and a kernel tell each other: mirrored in hipfire_kernels/runtime/host.py.
+enum Error { OK = 0, WAVE_LINES_DIFFER = 1, BARRIER_LINES_DIFFER = 2, DEADLOCK = 3, LDS_OVERRUN = 4 };
 
-struct Launch {  // mirrored in hipfire_kernels/runtime/host.py
+struct Launch {
     unsigned grid[3], threads, lds_bytes, permute;
     unsigned long long seed;
+};
+
+struct Arena {
+    void* workspace;  // hk_workspace_bytes, from the start of a page
+    char* stacks;     // the thread's own begins at a multiple of stack_stride; behind it and before the first: a guard
+    unsigned long stack_bytes, stack_stride;
 };
 
 struct Report {
@@ -40,7 +46,6 @@ struct Report {
 };
 
 constexpr unsigned MAX_THREADS = 1024, WAVE = 32, LDS_MAX = 64 * 1024, LDS_GUARD = 256;
-constexpr unsigned long STACK = 64 * 1024, PAGE = 4096;
 
 enum State : unsigned char { RUNNING, IN_WAVE_OP, AT_BARRIER, DONE };
 
@@ -64,13 +69,23 @@ struct Wave {
     float result[2][WAVE];
 };
 
-struct Block {
+// Only pages of threads that a block has are ever touched. Every kernel has its own idea of what lies where in it.
+struct Workspace {
     Fiber fibers[MAX_THREADS];
     Wave waves[MAX_THREADS / WAVE];
     unsigned short order[MAX_THREADS], place[MAX_THREADS];
+    __attribute__((aligned(64))) unsigned char lds[LDS_MAX + LDS_GUARD];
+};
+
+// Small: the C library allocates it, and writes it, once for each OS thread and kernel of the process.
+struct Block {
+    Fiber* fibers;
+    Wave* waves;
+    unsigned short *order, *place;
+    unsigned char* lds;
     unsigned threads, alive, current, barrier_generation, barrier_arrived;
     int barrier_line;
-    unsigned index[3];
+    unsigned index[3], serial;  // the serial number tells blocks apart that one OS thread runs after each other
     Error error;
     Report report;
 #if HK_ASM_SWITCH
@@ -79,9 +94,6 @@ struct Block {
     jmp_buf home;
 #endif
     void** args;
-    char* stacks;
-    unsigned stacks_for;
-    __attribute__((aligned(64))) unsigned char lds[LDS_MAX + LDS_GUARD];
 };
 static thread_local Block block;
 
@@ -238,25 +250,20 @@ static __forceinline__ float tree(const float (&lanes)[WAVE], Op op) {
 
 // ---- running ---------------------------------------------------------------------------------------------------
 
-static bool reserve_stacks(unsigned threads) {
-    if (block.stacks_for >= threads) return true;
-    if (block.stacks) munmap(block.stacks, block.stacks_for * (STACK + PAGE));
-    block.stacks_for = 0;
-    block.stacks = (char*)mmap(nullptr, threads * (STACK + PAGE), 3, 0x22 /* private, anonymous */, -1, 0);
-    if (block.stacks == (char*)-1) {
-        block.stacks = nullptr;
-        return false;
-    }
-    for (unsigned t = 0; t < threads; ++t) mprotect(block.stacks + t * (STACK + PAGE), PAGE, 0);
-    block.stacks_for = threads;
-    return true;
+static void work_in(const Arena& arena) {
+    Workspace& own = *(Workspace*)arena.workspace;
+    block.fibers = own.fibers;
+    block.waves = own.waves;
+    block.order = own.order;
+    block.place = own.place;
+    block.lds = own.lds;
 }
 
-static void prepare_fiber(unsigned thread) {
+static void prepare_fiber(const Arena& arena, unsigned thread) {
     Fiber& f = block.fibers[thread];
-    char* bottom = block.stacks + thread * (STACK + PAGE) + PAGE;
+    char* bottom = arena.stacks + thread * arena.stack_stride;
 #if HK_ASM_SWITCH
-    void** top = (void**)(bottom + STACK);
+    void** top = (void**)(bottom + arena.stack_bytes);
     *--top = nullptr;             // where fiber_main would return to; also makes the stack 16-byte aligned at entry
     *--top = (void*)&fiber_main;  // popped by hk_switch's ret
     for (int saved = 0; saved < 6; ++saved) *--top = nullptr;
@@ -265,7 +272,7 @@ static void prepare_fiber(unsigned thread) {
     f.started = false;
     getcontext(&f.start);
     f.start.uc_stack.ss_sp = bottom;
-    f.start.uc_stack.ss_size = STACK;
+    f.start.uc_stack.ss_size = arena.stack_bytes;
     f.start.uc_link = nullptr;
     makecontext(&f.start, fiber_main, 0);
 #endif
@@ -289,14 +296,15 @@ static void order_threads(const Launch& launch, unsigned long long linear) {
     for (unsigned t = 0; t < launch.threads; ++t) block.place[block.order[t]] = (unsigned short)t;
 }
 
-static void run_block(const Launch& launch, unsigned long long linear) {
+static void run_block(const Launch& launch, const Arena& arena, unsigned long long linear) {
     block.index[0] = (unsigned)(linear % launch.grid[0]);
     block.index[1] = (unsigned)(linear / launch.grid[0] % launch.grid[1]);
     block.index[2] = (unsigned)(linear / launch.grid[0] / launch.grid[1]);
+    ++block.serial;
     block.threads = block.alive = launch.threads;
     block.barrier_arrived = block.barrier_generation = 0;
     for (unsigned w = 0; w < launch.threads / WAVE; ++w) block.waves[w].generation = block.waves[w].arrived = 0;
-    for (unsigned t = 0; t < launch.threads; ++t) prepare_fiber(t);
+    for (unsigned t = 0; t < launch.threads; ++t) prepare_fiber(arena, t);
     order_threads(launch, linear);
     __builtin_memset(block.lds, 0xff, launch.lds_bytes + LDS_GUARD);
     block.current = block.order[0];
@@ -315,13 +323,18 @@ static void run_block(const Launch& launch, unsigned long long linear) {
 
 }  // namespace hk
 
-// Runs blocks [first, last) of the launch. Returns hk::Error; the report says where.
-extern "C" __attribute__((visibility("default"))) int hk_run(const hk::Launch* launch, void** args, unsigned long long first,
-                                                            unsigned long long last, hk::Report* report) {
+#define HK_API extern "C" __attribute__((visibility("default")))
+
+HK_API const unsigned long hk_workspace_bytes;
+const unsigned long hk_workspace_bytes = sizeof(hk::Workspace);
+
+// Runs blocks [first, last) of the launch. Returns hk::Error; the report says where. No two calls share an arena at a time.
+HK_API int hk_run(const hk::Launch* launch, void** args, unsigned long long first, unsigned long long last,
+                  const hk::Arena* arena, hk::Report* report) {
     hk::block.error = hk::OK;
     hk::block.args = args;
-    if (!hk::reserve_stacks(launch->threads)) return hk::NO_MEMORY;
-    for (unsigned long long b = first; b < last && hk::block.error == hk::OK; ++b) hk::run_block(*launch, b);
+    hk::work_in(*arena);
+    for (unsigned long long b = first; b < last && hk::block.error == hk::OK; ++b) hk::run_block(*launch, *arena, b);
     *report = hk::block.report;
     return hk::block.error;
 }

@@ -35,8 +35,10 @@ def variants() -> tuple[Variant, ...]:
         ("attention_flash_q8_0_tile_batched", {"mask": "causal"}),
         ("attention_flash_q8_0_tile_batched", {"mask": "tree"}),
         ("attention_flash_q8_0_rows", {"rows": 8}),
-        ("attention_flash_reduce_batched", {"tree": False}),
-        ("attention_flash_reduce_batched", {"tree": True}),
+        ("attention_verify_gqa_q8", {"group": 6, "rows": 8}),
+        ("attention_flash_reduce_batched", {"bound": "causal"}),
+        ("attention_flash_reduce_batched", {"bound": "tree"}),
+        ("attention_flash_reduce_batched", {"bound": "splits"}),
         ("attention_dflash_f32", {"sliding": False}),
         ("attention_dflash_f32", {"sliding": True}),
     )

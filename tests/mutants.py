@@ -25,6 +25,10 @@ ROWS = "attention_flash_q8_0_rows"
 REDUCE = "attention_flash_reduce_batched"
 KV_WRITE = "kv_cache_write_q8_0_batched"
 DFLASH = "attention_dflash_f32"
+GQA = "attention_verify_gqa_q8"
+M16 = "attention_dflash_wmma_f32"
+N64 = "attention_dflash_wmma_n64_f32"
+PREFILL = "attention_q8_0_flash_prefill_wmma"
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,11 @@ class Mutant:
 
 TILE = {"head_dim": 128, "mask": "causal"}
 R8 = {"rows": 8, "head_dim": 256}
+SPLIT = {"head_dim": 128, "group": 6, "rows": 8}
+MERGE = {"head_dim": 128, "bound": "splits"}
 SLIDE = {"head_dim": 128, "sliding": True}
+F32KV = {"head_dim": 128, "kv": "f32", "sliding": True}
+F16KV = {"head_dim": 128, "kv": "f16", "sliding": False, "terms": 2}
 
 MUTANTS = [
     Mutant("bound one short", TILE_BATCHED, TILE, f"{TILE_BATCHED}.hip.j2", "positions[row] + 1", "positions[row]"),
@@ -65,15 +73,38 @@ MUTANTS = [
     Mutant("scores read one key too far", TILE_BATCHED, TILE, "tile_softmax.h.j2", "if (key < count[r]) {", "if (key <= count[r]) {"),
     Mutant("maximum of one lane only", ROWS, R8, "tile_softmax.h.j2", "m[r] = wave_max(m[r]);", "m[r] = m[r];"),
     Mutant("sum of one lane only", ROWS, R8, "tile_softmax.h.j2", "sum[r] = wave_sum(sum[r]);", "sum[r] = sum[r];"),
-    Mutant("reducer skips the last tile", REDUCE, {"head_dim": 128, "tree": False}, f"{REDUCE}.hip.j2", "(bound + {{ TILE - 1 }}) / {{ TILE }}", "bound / {{ TILE }}"),
-    Mutant("reducer reads records of no key", REDUCE, {"head_dim": 128, "tree": False}, f"{REDUCE}.hip.j2", "fma_f32(tile_sum > 0.0f ? value : 0.0f, weight", "fma_f32(value, weight"),
-    Mutant("reducer forgets to divide", REDUCE, {"head_dim": 128, "tree": False}, f"{REDUCE}.hip.j2", "value / total : covered", "value : covered"),
-    Mutant("barrier before the waves' sums missing", REDUCE, {"head_dim": 128, "tree": False}, f"{REDUCE}.hip.j2", "    block_sync();\n", ""),
+    Mutant("reducer skips the last tile", REDUCE, {"head_dim": 128, "bound": "causal"}, f"{REDUCE}.hip.j2", "(bound + {{ TILE - 1 }}) / {{ TILE }}", "bound / {{ TILE }}"),
+    Mutant("reducer reads records of no key", REDUCE, {"head_dim": 128, "bound": "causal"}, f"{REDUCE}.hip.j2", "fma_f32(tile_sum > 0.0f ? value : 0.0f, weight", "fma_f32(value, weight"),
+    Mutant("reducer forgets to divide", REDUCE, {"head_dim": 128, "bound": "causal"}, f"{REDUCE}.hip.j2", "value / total : covered", "value : covered"),
+    Mutant("barrier before the waves' sums missing", REDUCE, {"head_dim": 128, "bound": "causal"}, f"{REDUCE}.hip.j2", "    block_sync();\n", ""),
+    Mutant("split skips a step", GQA, SPLIT, f"{GQA}.hip.j2", "tile += splits) {", "tile += splits + 1) {"),
+    Mutant("record of an idle split unwritten", GQA, SPLIT, f"{GQA}.hip.j2", "if (head >= GROUP || row >= live) continue;", "if (head >= GROUP || row >= live || split >= tiles) continue;"),
+    Mutant("record of a split without a key unwritten", GQA, SPLIT, f"{GQA}.hip.j2", "if (lane() == 0) {\n            record[0]", "if (lane() == 0 && state_in[OWN + c] > 0.0f) {\n            record[0]"),
+    Mutant("out not rescaled", GQA, SPLIT, f"{GQA}.hip.j2", "acc[c][i] *= rescale;", "acc[c][i] *= 1.0f;"),
+    Mutant("sum not rescaled", GQA, SPLIT, f"{GQA}.hip.j2", "fma_f32(state_in[OWN + c], rescale,", "fma_f32(state_in[OWN + c], 1.0f,"),
+    Mutant("barrier before the scores missing", GQA, SPLIT, f"{GQA}.hip.j2", "        block_sync();  // the queries have been read\n", ""),
+    Mutant("barrier of the value slabs missing", GQA, SPLIT, f"{GQA}.hip.j2", "ragged);\n            block_sync();", "ragged);"),
+    Mutant("all rows see what the longest sees, in splits", GQA, SPLIT, f"{GQA}.hip.j2", "positions[first_row + group_row + column_row] + 1 - begin", "bound - begin"),
+    Mutant("rows and heads of a column swapped", GQA, SPLIT, f"{GQA}.hip.j2", "row = at % ROWS, head = at / ROWS;", "row = at / GROUP, head = at % GROUP;"),
+    Mutant("the group of the first rows only", GQA, SPLIT, grid=lambda v, s: (s.splits, s.n_kv_heads, 1)),
+    Mutant("reducer reads a split without a key", REDUCE, MERGE, f"{REDUCE}.hip.j2", "x = w != 0.0f ? values[split * RECORD] : 0.0f", "x = values[split * RECORD]"),
+    Mutant("reducer leaves out the last split", REDUCE, MERGE, f"{REDUCE}.hip.j2", "split < splits; split += WAVES", "split < splits - 1; split += WAVES"),
     Mutant("codes for 128 steps", KV_WRITE, {"pair": True}, f"{KV_WRITE}.hip.j2", "? 127.0f / amax", "? 128.0f / amax"),
     Mutant("V written over K", KV_WRITE, {"pair": True}, f"{KV_WRITE}.hip.j2", "write_block(v[from], v_cache + to)", "write_block(v[from], k_cache + to)"),
-    Mutant("running sum not rescaled", DFLASH, SLIDE, f"{DFLASH}.hip.j2", "float o = acc[i] * rescale;", "float o = acc[i];"),
+    Mutant("running sum not rescaled", DFLASH, SLIDE, f"{DFLASH}.hip.j2", "before = sum.total * rescale", "before = sum.total"),
     Mutant("barrier after the weights missing", DFLASH, SLIDE, f"{DFLASH}.hip.j2", "        m = top;\n        block_sync();", "        m = top;"),
     Mutant("draft window one wide", DFLASH, SLIDE, f"{DFLASH}.hip.j2", "position - window + 1 > 0 ? position - window + 1", "position - window > 0 ? position - window"),
+    Mutant("prefill sees one key more", PREFILL, {"head_dim": 128}, f"{PREFILL}.hip.j2", "row < live ? positions[row0 + row] + 1 : 0", "row < live ? positions[row0 + row] + 2 : 0"),
+    Mutant("prefill takes a tile for whole that is not", PREFILL, {"head_dim": 128}, f"{PREFILL}.hip.j2", "first + KEYS <= least", "first + KEYS <= most"),
+    Mutant("prefill scale of the neighbouring key", PREFILL, {"head_dim": 128}, f"{PREFILL}.hip.j2", "place(slot_col(s, lane()))", "place(slot_col(s, lane()) ^ 1)"),
+    Mutant("prefill output not rescaled", PREFILL, {"head_dim": 128}, f"{PREFILL}.hip.j2", "factor[r] = unit[r] * rescale[r];", "factor[r] = unit[r];"),
+    Mutant("weights lose their second term", N64, F16KV, f"{N64}.hip.j2", "mma(o[2 * d + f], weight[1], value[f]);", ""),
+    Mutant("keys not waited for", N64, F16KV, f"{N64}.hip.j2", "        copies_done<1>();\n{% else %}", "{% else %}"),
+    Mutant("a split without a key leaves a stale record", N64, F16KV, f"{N64}.hip.j2", "(lane() & fragment::ROW_LANES) == 0)", "(lane() & fragment::ROW_LANES) == 0 && state.sum[r] > 0.0f)"),
+    Mutant("query of another head of the group", N64, F16KV, "draft_rows.h.j2", "kv_head * group + pair % group)", "kv_head * group + (pair + 1) % group)"),
+    Mutant("keys lose their second term", M16, F32KV, "draft_wave.h.j2", "if constexpr (KV_TERMS == 2) mma", "if constexpr (KV_TERMS == 3) mma"),
+    Mutant("matrix window one wide", M16, F32KV, "draft_rows.h.j2", "position - window + 1 > 0 ? position - window + 1", "position - window > 0 ? position - window"),
+    Mutant("row maximum of half the lanes", M16, F32KV, "matrix_maps.h", "ROW_LANES = 16", "ROW_LANES = 0"),
     Mutant("draft rows stand one early", DFLASH, SLIDE, f"{DFLASH}.hip.j2", "keys - rows + row;", "keys - rows + row - 1;"),
 ]  # fmt: skip
 

@@ -219,7 +219,12 @@ def multirow_call() -> dict[str, Any]:
 def test_an_admitted_multirow_route_runs(open_rows8: None) -> None:
     call = multirow_call()
     assert worst_row(hk.attend(**call), expected(call)) < 1e-5
-    assert counters.snapshot() == {"admitted": {"rows8": 1}, "refused": {}, "routes": {"rows8": 1}, "drift": {}}
+    assert counters.snapshot() == {
+        "admitted": {"rows8": 1},
+        "refused": {"verify_mma: evidence": 1, "verify_gqa: evidence": 1},
+        "routes": {"rows8": 1},
+        "drift": {},
+    }
 
 
 def test_drift_runs_the_established_route_once(
@@ -282,7 +287,7 @@ def _misaligned(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 BAD_ATTEND: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
     ("q", lambda c: c["q"].astype(np.float64), "q has dtype float64; required: f32"),
-    ("q", lambda c: c["q"].astype(np.float16), "q has dtype float16"),
+    ("q", lambda c: c["q"].astype(np.float16), "q has dtype f16"),
     ("q", lambda c: c["q"][0], "q has shape .*required: 3 dimensions"),
     ("q", lambda c: c["q"][:0], "q has 0 rows"),
     ("q", lambda c: c["q"].transpose(1, 0, 2), "q has strides"),

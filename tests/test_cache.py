@@ -88,7 +88,11 @@ class Kernel:
     """The least that `build` takes."""
 
     def __init__(self, text: str = "body", entry: str = "k", lds_bytes: int = 64) -> None:
-        self.text, self.entry, self.lds_bytes, self.threads = text, entry, lds_bytes, 32
+        self.text, self.entry, self.threads = text, entry, 32
+        self._lds_bytes = lds_bytes
+
+    def lds_bytes(self, arch: str) -> int:
+        return self._lds_bytes
 
     def source(self, arch: str) -> str:
         return self.text

@@ -18,6 +18,7 @@ from hipfire_kernels import builder, dispatch, families, parity
 from hipfire_kernels.archs import ARCHS
 from hipfire_kernels.cli import _select, app, generate
 from hipfire_kernels.dispatch import policy
+from hipfire_kernels.dispatch.routes import routes_of
 from hipfire_kernels.errors import (
     CheckpointError,
     CompileError,
@@ -183,6 +184,10 @@ BAD_INPUT = [
     ("generate --prompt-file /", "--prompt-file / cannot be read"),
     ("generate --prompt=", "--prompt is empty"),
     ("generate --prompt x --draft /nonexistent --no-draft", "--draft /nonexistent and --no-draft"),
+    ("generate --prompt x --ngram --no-draft", "--no-draft and --ngram are given together"),
+    ("demo --kv-format f32 --speculation yes", "speculation is 'yes'; legal are 'auto', 'on', 'off'"),
+    ("demo --kv-format f32 --speculation on --no-draft", "speculation is 'on', but this engine has no draft"),
+    ("demo --kv-format f32 --trace /nonexistent/t", "trace '/nonexistent/t' cannot be written"),
     ("generate --prompt x --target /nonexistent", "/nonexistent"),
     ("generate --prompt x --draft /nonexistent", "/nonexistent"),
     ("cache prune", "No such command 'prune'"),
@@ -415,8 +420,9 @@ def test_explain_an_admitted_request(hfk: Hfk) -> None:
     run = hfk("explain", "--arch", "gfx1100")
     assert run.code == 0
     lines = run.out.splitlines()
-    assert lines[0].split() == ["check", "request", "rows8", "rows4", "tile_batched"]
-    assert ["rows", "16", "ok", "ok", "ok"] in [line.split() for line in lines]
+    names = [route.name for route in routes_of("verify")]
+    assert lines[0].split() == ["check", "request", *names]
+    assert ["rows", "16", *("ok" for _ in names)] in [line.split() for line in lines]
     assert "route: rows8" in lines
     assert hfk("explain", "--arch", "gfx1100", "--json").document["route"] == "rows8"
 
@@ -428,7 +434,9 @@ def test_explain_says_why_not(hfk: Hfk) -> None:
     failed = {c["name"] for c in decision["checks"]["rows8"] if not c["ok"]}
     assert failed == {"layout", "rows", "window", "capturing", "recording", "logical_ctx", "evidence"}
     run = hfk(*line.split())
-    assert ["rows", "5", "NO", "ok", "ok"] in [row.split() for row in run.out.splitlines()]
+    names = [route.name for route in routes_of("verify")]
+    found = ["NO" if name == "rows8" else "ok" for name in names]
+    assert ["rows", "5", *found] in [row.split() for row in run.out.splitlines()]
     assert "  rows: 5, required 8 .. 32" in run.out.splitlines()
 
 
@@ -511,7 +519,7 @@ def test_doctor_without_a_compiler(hfk: Hfk, no_compiler: None) -> None:
 
 
 def test_demo_in_json(hfk: Hfk) -> None:
-    run = hfk("demo", "--kv-format", "f32", "--json")
+    run = hfk("demo", "--kv-format", "f32", "--no-adaptive-b", "--json")
     assert run.code == 0
     found = run.document
     assert round(found["tau"], 3) == 1.442
@@ -524,16 +532,41 @@ def test_demo_in_json(hfk: Hfk) -> None:
     assert run.err.startswith("loading the demo pair")
 
 
+def test_demo_speculates_in_every_cycle_unless_told_otherwise(hfk: Hfk, tmp_path: Path) -> None:
+    short = ("demo", "--kv-format", "f32", "--max-new-tokens", "40", "--json")
+    adaptive, fixed = hfk(*short).document, hfk(*short, "--no-adaptive-b").document
+    auto = hfk(*short, "--speculation", "auto", "--trace", str(tmp_path / "trace")).document
+    off, ngram = hfk(*short, "--speculation", "off").document, hfk(*short, "--ngram").document
+    assert adaptive["tokens"] == fixed["tokens"] == auto["tokens"] == off["tokens"] == ngram["tokens"]
+    assert sum(adaptive["block_sizes"].values()) >= adaptive["cycles"] - 1
+    assert "16" not in adaptive["block_sizes"]
+    assert fixed["block_sizes"]["16"] > 5
+    assert (auto["retired_cycles"], auto["probes"]) != (0, 0)
+    assert len((tmp_path / "trace").read_text().splitlines()) == auto["cycles"] + 2
+    assert (off["cycles"], off["routes"]) == (39, {"numpy": 80})
+    assert sum(ngram["routes"].values()) == 2 * (1 + ngram["cycles"])  # no draft attention
+
+
+def test_a_draft_that_cannot_be_loaded_is_left_only_where_auto_is_asked_for(hfk: Hfk) -> None:
+    command = ("generate", "--prompt", "import os\n", "--kv-format", "f32", "--max-new-tokens", "5", "--json")
+    missing = (*command, "--draft", "/nonexistent")
+    assert hfk(*missing, "--speculation", "on").code == 2
+    run = hfk(*missing, "--speculation", "auto")
+    assert run.code == 0
+    assert "/nonexistent" in run.document["fallback"]
+    assert run.document["tokens"] == hfk(*command, "--no-draft").document["tokens"]
+
+
 def test_demo_prints_prompt_text_and_figures(hfk: Hfk) -> None:
     run = hfk("demo", "--index", "1", "--max-new-tokens", "12")
     assert run.code == 0
     text = hfk("demo", "--index", "1", "--max-new-tokens", "12", "--json").document["text"]
     assert run.out.startswith(demo_prompts()[1] + text + "\n\ntokens             12 (length)\n")
-    names = [re.split("  +", line)[0] for line in run.out.splitlines()[-9:]]
+    names = [re.split("  +", line)[0] for line in run.out.splitlines()[-10:]]
     assert names[:6] == ["tokens", "tokens/s", "tau", "acceptance length", "cycles", "routes"]
-    assert names[6:] == ["prefill", "refused", "verify graph"]
+    assert names[6:] == ["prefill", "refused", "verify graph", "verified rows"]
     assert re.search(r"routes +tile_batched x \d+, dflash_scalar x \d+", run.out)
-    assert re.search(r"refused +rows8: rows x \d+", run.out)
+    assert re.search(r"refused .*rows8: rows x \d+", run.out)
     assert re.search(r"verify graph +direct x \d+", run.out)
 
 
@@ -548,7 +581,7 @@ def test_generate_takes_its_prompt_from_anywhere(hfk: Hfk, monkeypatch: pytest.M
     assert hfk("generate", *short).document["tokens"] == tokens
     folder = demo_pair_path()
     pair = ("--target", str(folder / "target"), "--draft", str(folder / "draft"))
-    named = hfk("generate", "--prompt", prompt, *pair, *short).document
+    named = hfk("generate", "--prompt", prompt, *pair, *short, "--speculation", "on").document
     assert named["tokens"] == tokens
     assert named["cycles"] < 7
     for plain in [("--no-draft",), ("--block-size", "1"), pair[:2]]:

@@ -88,7 +88,7 @@ def test_the_shipped_records_are_whole_and_are_written_as_they_are_read() -> Non
     records = evidence.shipped()
     assert load(dump(records), "again") == records
     reported = [r for r in records if r.arch == "gfx1100"]
-    assert {r.key for r in reported} == {("gfx1100", f"rows{n}", d) for n in (4, 8) for d in (128, 256)}
+    assert {r.key for r in reported} == {("gfx1100", f"rows{n}", d, 0) for n in (4, 8) for d in (128, 256)}
     assert {evidence.status(r) for r in reported} == {"unknown"}
     published = {(s.revision, s.ctx): s.ratio for s in evidence.find("gfx1100", "rows8", 256).speed}  # type: ignore[union-attr]
     assert published[("c91f4b6", 2048)] == 1.06
@@ -232,7 +232,7 @@ def broken(path: str, value: Any) -> dict[str, Any]:
     [
         ("arch", "gfx90a", r"\.arch is 'gfx90a'; required: one of gfx1100"),
         ("arch", "gfx1201:xnack-", r"\.arch is 'gfx1201:xnack-'"),
-        ("route", "rows16", r"\.route is 'rows16'; required: one of rows8, rows4"),
+        ("route", "rows16", r"\.route is 'rows16'; required: one of verify_mma, verify_gqa, rows8, rows4"),
         ("route", "tile_batched", r"\.route is 'tile_batched'"),
         ("kind", "guessed", r"\.kind is 'guessed'; required: one of reported, measured"),
         ("device", None, r"\.device is None; required: a string where the kind is measured"),

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import dataclasses
+import signal
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +19,8 @@ from hipfire_kernels import build, render
 from hipfire_kernels.binding import launch
 from hipfire_kernels.errors import DeadlockError, DeviceError, InputError, RenderError
 from hipfire_kernels.family import KernelFamily, Lds, Scalar, Tensor, Tolerance, Variant
-from hipfire_kernels.runtime import Device, device
+from hipfire_kernels.runtime import Device, KernelArgs, Launch, arena, device
+from hipfire_kernels.runtime import host as host_runtime
 from hipfire_kernels.runtime.host import HostDevice
 
 
@@ -27,7 +34,7 @@ def probe(monkeypatch: pytest.MonkeyPatch, body: str, *, block: int = 64, lds: i
         args=lambda v: (Tensor("out", "f32", ("n",), writes=True), Scalar("n", "i32")),
         grid=lambda v, s: (s.n // block, 1, 1),
         block=block,
-        lds=lambda v: (Lds("shared", "float", lds),),
+        lds=lambda v, arch: (Lds("shared", "float", lds),),
         oracle="attend",
         tolerance=Tolerance(0),
     )
@@ -128,8 +135,8 @@ def test_a_write_behind_the_lds_is_an_error(host: Device, monkeypatch: pytest.Mo
 
 
 def test_too_much_lds_is_refused_before_any_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    variant = probe(monkeypatch, "", lds=16 * 1024 + 25)
-    with pytest.raises(RenderError, match="65636 bytes of LDS, 100 more than the 65536"):
+    variant = probe(monkeypatch, "", lds=16 * 1024 + 28)
+    with pytest.raises(RenderError, match="65648 bytes of LDS, 112 more than the 65536"):
         variant.source("gfx1100")
     assert probe(monkeypatch, "", lds=16 * 1024).source("gfx1100")
 
@@ -195,3 +202,103 @@ def test_kernels_of_one_process_run_from_many_threads(host: Device, monkeypatch:
     with ThreadPoolExecutor(4) as pool:
         for got in pool.map(lambda _: run(variant, host, blocks=50), range(16)):
             assert np.array_equal(got, want)
+
+
+# ---- arenas ----------------------------------------------------------------------------------------------------------
+
+
+def mappings() -> int:
+    """Mappings of this process, of 65,530 that Linux grants."""
+    return len(Path("/proc/self/maps").read_text().splitlines())
+
+
+def test_all_kernels_of_a_process_run_on_the_same_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = build(probe(monkeypatch, "out[block_x() * 64 + thread()] = wave_sum(1.0f);"), "host")
+    own, out = HostDevice(), np.zeros(8 * 64, np.float32)
+    args = KernelArgs([ctypes.c_void_p(out.ctypes.data), ctypes.c_int(out.size)])
+    before, count = mappings(), 60
+    for i in range(count):
+        out[:] = 0
+        own.launch([Launch(own.load(dataclasses.replace(one, key=f"{one.key}{i}")), (8, 1, 1), 64, args)])
+        assert (out == 32).all()
+    # Two for each thread of the first block on a worker; a shared object has five or six.
+    assert mappings() - before < 2 * 64 * host_runtime._WORKERS + 12 * count
+
+
+def test_blocks_of_all_sizes_after_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    for block in (32, 1024, 384, 64, 1024):
+        body = f"""
+        shared[thread()] = (float)thread();
+        block_sync();
+        out[block_x() * {block} + thread()] = shared[{block - 1} - thread()];
+        """
+        got = run(probe(monkeypatch, body, block=block, lds=1024), HostDevice(), blocks=9).reshape(9, block)
+        monkeypatch.undo()
+        assert np.array_equal(got, np.tile(float(block - 1) - np.arange(block), (9, 1)))
+
+
+def test_an_arena_grows_and_goes_when_its_thread_ends() -> None:
+    seen = []
+
+    def work() -> None:
+        for threads, workspace_bytes in ((32, 1000), (16, 5000), (64, 10), (64, 5000)):
+            own = arena.arena(threads, workspace_bytes)
+            assert own is arena.arena(1, 1)
+            seen.append((own.threads, own.workspace_bytes, mappings()))
+
+    before = mappings()
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert [one[:2] for one in seen] == [(32, 1000), (32, 5000), (64, 5000), (64, 5000)]
+    guards = [one[2] - before for one in seen]
+    assert all(2 * n <= more < 2 * n + 20 for n, more in zip((32, 32, 64, 64), guards, strict=True)), guards
+    assert mappings() - before < 20
+
+
+def test_no_memory_for_an_arena_is_an_error(host: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    variant = probe(monkeypatch, "out[block_x() * 1024 + thread()] = 1.0f;", block=1024)
+    monkeypatch.setattr(arena, "_own", threading.local())
+    with monkeypatch.context() as tight:
+        tight.setattr(arena, "STACK_BYTES", 1 << 50)
+        with pytest.raises(DeviceError, match=r"no memory for the stacks.*64 KiB and two mappings each .*map_count"):
+            run(variant, host)
+    assert (run(variant, host) == 1).all()
+
+
+def test_a_kernel_with_another_runtime_is_refused(host: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    variant = probe(monkeypatch, "out[block_x() * 64 + thread()] = 1.0f;")
+    source = variant.source("host").replace("hk_workspace_bytes", "hk_bytes")
+    monkeypatch.setattr(Variant, "source", lambda self, arch: source)
+    with pytest.raises(DeviceError, match="probe has a host runtime that cannot be called from this version"):
+        run(variant, host)
+
+
+OVERFLOWS = {
+    "a recursion": "struct F { static float fall(volatile int* n) { volatile float own[64]; own[++*n % 64] = 1.0f; "
+    "return *n > 100000 ? own[0] : fall(n) + own[1]; } }; volatile int depth = 0; "
+    "if (thread() == 40) shared[0] = F::fall(&depth); block_sync(); out[0] = shared[0];",
+    "an array larger than a guard page": "volatile float own[20000]; if (thread() == 40) own[40] = own[0] + 1.0f; "
+    "block_sync(); out[0] = own[thread()];",
+}
+CHILD = """
+import resource, sys
+import pytest
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+sys.path.insert(0, sys.argv[1])
+from test_host_device import Variant, device, probe, run
+patch = pytest.MonkeyPatch()
+variant = probe(patch, sys.argv[3])
+source = sys.argv[2] + variant.source("host")
+patch.setattr(Variant, "source", lambda self, arch: source)
+run(variant, device("host"))
+"""
+
+
+@pytest.mark.parametrize("switch", ["", "#define HK_PORTABLE_SWITCH\n"], ids=["own", "portable"])
+@pytest.mark.parametrize("body", OVERFLOWS.values(), ids=OVERFLOWS)
+def test_a_stack_that_overflows_ends_the_process(body: str, switch: str) -> None:
+    """It must not write over the stack of the thread beside it."""
+    command = [sys.executable, "-c", CHILD, str(Path(__file__).parent), switch, body]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGSEGV, done.stdout + done.stderr

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hipfire_kernels.model.adaptive import PLAIN, SHARE, Acceptance, Cycle, Pace, Plan, Prices
+from hipfire_kernels.model.adaptive import FIRST_DRAFT, PLAIN, SHARE, Acceptance, Cycle, Pace, Plan, Prices
 
 BLOCK = 16
 STEP = 0.002  # seconds
@@ -105,7 +105,8 @@ def simulate(
 def measured(pair: Pair) -> Prices:
     """Prices of an engine that knows the pair."""
     prices = Prices()
-    prices.note_draft(pair.draft)
+    for _ in range(2):
+        prices.note_draft(pair.draft)
     for rows in (2, 4, 8, BLOCK):
         prices.note_forward(rows, pair.forward(rows))
     return prices
@@ -145,6 +146,13 @@ def test_a_block_is_judged_by_the_tokens_that_come_whatever_was_verified(parts: 
     assert acceptance.expected(7) == 1 + sum((0.5**j + (j <= agreed)) / 2 for j in range(1, 7))
 
 
+def test_what_has_come_counts_before_the_block_has_ended() -> None:
+    acceptance = Acceptance(6)
+    acceptance.proposed(range(6))
+    acceptance.produced([0, 1])
+    assert [acceptance.expected(r) for r in (2, 3, 4)] == [1.75, 1.75 + 0.625, 1.75 + 0.625 + 0.125]
+
+
 def test_a_block_waits_until_a_token_differs() -> None:
     acceptance = Acceptance(6)
     acceptance.proposed([])
@@ -163,34 +171,33 @@ def test_prices() -> None:
     prices = Prices()
     assert (prices.draft, *map(prices.worst, (2, 16))) == (None, 2, 16)
     assert prices.forward(11) == 1.5
-    prices.note_draft(4.0)
-    prices.note_draft(0.5)  # the first may have built kernels: no mean of both
-    assert prices.draft == 0.5
-    prices.note_draft(0.7)
-    assert prices.draft == pytest.approx(0.55)
-    prices.note_draft(0.15)  # a lucky one is no more than one
-    assert prices.draft == pytest.approx(0.45)
+    for steps, price in ((4.0, 4.0), (0.5, 0.5), (0.7, 0.7), (9.0, 0.7), (0.1, 0.7), (0.6, 0.6)):
+        prices.note_draft(steps)
+        assert prices.draft == price
     prices.note_forward(3, 1.5)
     assert [prices.forward(r) for r in (1, 2, 3, 5)] == [1, 1.25, 1.5, 2]
     assert [prices.worst(r) for r in (2, 3, 6)] == [1.25, 1.5, 3]
     prices.note_forward(7, 3.5)
     assert [prices.forward(r) for r in (2, 5, 7, 13)] == pytest.approx([1.25, 2.5, 3.5, 6])
     prices.note_forward(9, 900.0)
-    assert prices.forward(9) == 9
+    assert prices.forward(9) == 4.5
+    prices.note_forward(9, 4.0)
+    assert prices.forward(9) == 4
     cheaper = Prices()
     cheaper.note_forward(2, 0.9)
     assert cheaper.forward(16) == 0.9
 
 
 def test_the_numbers_of_the_docstring() -> None:
-    assert SHARE == 0.03
-    cpu = simulate(Pair(1.3, 1 / 3), NEVER, 300, measured(Pair(1.3, 1 / 3)))
+    assert SHARE == 0.02
+    cpu = simulate(Pair(1.3, 1 / 3), NEVER, 1000, measured(Pair(1.3, 1 / 3)))
     drafted = [i for i, plan in enumerate(cpu.plans) if plan.draft]
-    assert {b - a for a, b in pairwise(drafted)} <= {43, 44}
-    assert cpu.probes == 6
+    assert {b - a for a, b in pairwise(drafted)} <= {65, 66}
+    assert cpu.probes == 15
+    assert cpu.steps == pytest.approx(1019.5)
     assert judged(*[3, 0, 1, 2, 1, 1, 2, 1] * 5).expected(4) == pytest.approx(2.3, abs=0.1)
     gpu = simulate(GPU, OFTEN, 300, measured(GPU), adaptive=False)
-    assert gpu.plans[:11] == [PLAIN] * 10 + [Plan(True, 16)]
+    assert gpu.plans[:16] == [PLAIN] * 15 + [Plan(True, 16)]
 
 
 @pytest.mark.parametrize("adaptive", [True, False])
@@ -201,8 +208,8 @@ def test_low_acceptance_never_costs_five_percent(
 ) -> None:
     for seed in range(6):
         run = simulate(pair, kept, 500, measured(pair), adaptive=adaptive, seed=seed)
-        assert run.slowdown <= 1.03
-        assert run.lag <= 0.03 * 500
+        assert run.slowdown <= 1.02
+        assert run.lag <= 0.02 * 500
 
 
 @settings(max_examples=150, deadline=None)
@@ -214,12 +221,12 @@ def test_no_pair_and_no_prompt_falls_five_percent_behind(
 ) -> None:
     pair = Pair(draft, row)
     run = simulate(pair, accepted(*shares), count, measured(pair), seed=seed)
-    # Rounding aside it is 1.03. It holds at every moment: a request may end at any token.
-    assert run.steps <= 1.0301 * run.tokens
-    assert run.lag <= 0.0301 * run.tokens
+    # Rounding aside it is 1.02. It holds at every moment: a request may end at any token.
+    assert run.steps <= 1.0201 * run.tokens
+    assert run.lag <= 0.0201 * run.tokens
 
 
-@pytest.mark.parametrize(("pair", "kept", "least"), [(GPU, OFTEN, 0.9), (GPU, ALWAYS, 0.8), (CPU, ALWAYS, 0.9)])
+@pytest.mark.parametrize(("pair", "kept", "least"), [(GPU, OFTEN, 0.9), (GPU, ALWAYS, 0.8), (CPU, ALWAYS, 0.85)])
 def test_high_acceptance_gets_nearly_all_of_its_gain(
     pair: Pair, kept: Callable[[random.Random], int], least: float
 ) -> None:
@@ -232,20 +239,25 @@ def test_an_engine_pays_once_for_knowing_the_price() -> None:
     prices = Prices()
     first = simulate(CPU, NEVER, 400, prices)
     second = simulate(CPU, NEVER, 400, prices)
-    assert [i for i, plan in enumerate(first.plans) if plan.draft][:2] == [3, 87]
-    assert next(i for i, plan in enumerate(second.plans) if plan.draft) == 44
-    assert first.slowdown < 1.03
+    assert [i for i, plan in enumerate(first.plans) if plan.draft][:2] == [3, 130]
+    assert next(i for i, plan in enumerate(second.plans) if plan.draft) == 65
+    assert first.slowdown < 1.02
+    # A first price that was too high is not kept for ever, where requests are too short to earn it.
+    prices = Prices()
+    for delay, draft in ((9.0, FIRST_DRAFT), (0.0, CPU.draft)):
+        simulate(CPU, NEVER, 40, prices, delays=iter([0.0, 0.0, 0.0, delay, *[0.0] * 99]))
+        assert prices.draft == pytest.approx(draft)
     # The first verify pass is a small one, and does not have to be earned either.
     prices = Prices()
     run = simulate(GPU, ALWAYS, 60, prices)
     assert next(plan for plan in run.plans if plan.rows > 1).rows == 2
-    assert [plan.draft for plan in run.plans[:8]].count(True) > 1
+    assert sum(plan.draft for plan in run.plans[:12]) > 2
 
 
 def test_a_kernel_build_is_not_taken_for_a_price() -> None:
     """The first plain step and the first block take seconds more."""
     prices = Prices()
-    simulate(GPU, OFTEN, 400, prices, delays=iter([2.0, 0.0, 0.0, 3.0, *[0.0] * 900]))
+    simulate(GPU, OFTEN, 600, prices, delays=iter([2.0, 0.0, 0.0, 3.0, *[0.0] * 900]))
     assert prices.draft == pytest.approx(GPU.draft)
     run = simulate(GPU, OFTEN, 400, prices)
     assert run.slowdown < 0.5
@@ -253,13 +265,17 @@ def test_a_kernel_build_is_not_taken_for_a_price() -> None:
 
 def test_the_projection_of_the_prompt_is_no_price_of_a_block() -> None:
     prices = measured(GPU)
-    long = simulate(GPU, OFTEN, 200, prices, prefill=2.0, projection=0.06)
+    long = simulate(GPU, OFTEN, 200, prices, prefill=5.0, projection=0.06)
     assert prices.draft == pytest.approx(GPU.draft)
-    assert sum(plan.draft for plan in long.plans[:12]) >= 3
+    assert sum(plan.draft for plan in long.plans[:16]) >= 3
+    often = measured(CPU)
+    for _ in range(5):
+        assert simulate(CPU, NEVER, 70, often, projection=0.01).probes == 1
+    assert often.draft == CPU.draft
     # Without a prefill to pay for it, it has to be earned.
-    short = simulate(GPU, NEVER, 1500, prices, projection=0.06)
+    short = simulate(GPU, NEVER, 2000, prices, projection=0.06)
     drafted = [i for i, plan in enumerate(short.plans) if plan.draft]
-    assert drafted[1] - drafted[0] > 0.06 / STEP / 0.03 - 5
+    assert drafted[1] - drafted[0] > 0.06 / STEP / 0.02 - 5
 
 
 def test_retires_and_resumes() -> None:
@@ -270,7 +286,7 @@ def test_retires_and_resumes() -> None:
     kinds = "".join("p" if plan == PROBE else "v" if plan.rows > 1 else "-" for plan in run.plans)
     assert "vvvvvvvvvv" in kinds[:40]
     bad = kinds[kinds.index("vvvvvvvvvv") :]
-    assert "--p--p---p-" in bad
+    assert "-p----p----p-" in bad
     assert bad.rstrip("-").endswith("vvvvvvvvvv")
     assert run.slowdown < 0.7
 
@@ -286,7 +302,7 @@ def test_what_a_good_stretch_saved_is_not_spent_on_a_bad_one() -> None:
     last = max(i for i, plan in enumerate(run.plans) if plan.rows > 1)
     rest = run.plans[last + 1 :]
     assert len(rest) > 500
-    assert sum(plan.draft for plan in rest) * CPU.draft <= 0.03 * len(rest)
+    assert sum(plan.draft for plan in rest) * CPU.draft <= 0.02 * len(rest)
 
 
 def test_fewer_rows_for_lower_acceptance_and_dearer_rows() -> None:

@@ -14,7 +14,7 @@ import hfq_lab as lab
 import numpy as np
 import pytest
 from hfq_lab import Row, build
-from model_lab import DRAFT, TARGET, changed, draft_tensors, target_tensors, write_checkpoint
+from model_lab import BLOCKS, DRAFT, TARGET, changed, draft_tensors, target_tensors, write_checkpoint
 
 from hipfire_kernels import CheckpointError, InputError
 from hipfire_kernels.cli import app
@@ -169,7 +169,7 @@ def generated(target: Path, draft: Path, index: int) -> tuple[list[int], float, 
     """Tokens and tau with speculation, and the tokens without."""
     engine = Engine(load_target(target), load_draft(draft), kv_format="f32")
     prompt = Tokenizer(target).encode(demo_prompts()[index])
-    result = engine.generate(prompt, NEW)
+    result = engine.generate(prompt, NEW, **BLOCKS)
     return result.tokens, result.tau, engine.generate(prompt, NEW, block_size=1).tokens
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from model_lab import DRAFT, PROMPT, TARGET, changed, draft_tensors, target_tensors, write_checkpoint
+from model_lab import BLOCKS, DRAFT, PROMPT, TARGET, changed, draft_tensors, target_tensors, write_checkpoint
 from test_admission import REQUESTS, VERIFY
 from test_evidence import record as measured_record
 from test_graph import Card
@@ -127,6 +127,41 @@ def test_partials_of_another_size_give_the_same_bits(monkeypatch: pytest.MonkeyP
     assert launched == [6, 2, 6]  # a tile kernel and a reducer for each sub-batch
 
 
+PREFILL = dataclasses.replace(VERIFY, arch="host", rows=33)
+
+
+def prefill_evidence() -> evidence.Evidence:
+    """Evidence that opens wmma_prefill on the host at any context."""
+    (record,) = load(json.dumps({"schema": SCHEMA, "records": [measured_record()]}), "a test")
+    return dataclasses.replace(record, arch="host", route="wmma_prefill", crossover=None, digests={})
+
+
+@of("HIPFIRE_VERIFY_ATTN")
+def _verify_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = dataclasses.replace(prefill_evidence(), route="verify_gqa")
+    with evidence.using([record]):
+        assert admit(dataclasses.replace(PREFILL, rows=16)).route == "verify_gqa"
+        with policy.override({"HIPFIRE_VERIFY_ATTN": "0"}):
+            assert admit(dataclasses.replace(PREFILL, rows=16)).route == "tile_batched"
+
+
+@of("HIPFIRE_FLASH_PREFILL")
+def _flash_prefill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with evidence.using([prefill_evidence()]):
+        assert admit(PREFILL).route == admit(PREFILL, route_name="wmma_prefill").route == "wmma_prefill"
+        with policy.override({"HIPFIRE_FLASH_PREFILL": "0"}):
+            assert admit(PREFILL).route == "tile_batched"
+            with pytest.raises(hk.NotAdmitted, match="HIPFIRE_FLASH_PREFILL: 0, required 1 or unset"):
+                admit(PREFILL, route_name="wmma_prefill")
+
+
+@of("HIPFIRE_FLASH_PREFILL_KERNEL")
+def _prefill_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with evidence.using([prefill_evidence()]), policy.override({"HIPFIRE_FLASH_PREFILL_KERNEL": "batched"}):
+        assert admit(PREFILL).route == "tile_batched"
+        assert admit(PREFILL, route_name="wmma_prefill").route == "wmma_prefill"
+
+
 def draft_of(folder: Path, **changes: Any) -> Any:
     config = changed(DRAFT, **changes)
     return load_draft(write_checkpoint(folder / "draft", config, draft_tensors(config)))
@@ -155,7 +190,7 @@ def _window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for value, windows in ((None, [7, 7, 0]), ("5", [5, 5, 5]), ("9", [7, 7, 9]), ("0", [0, 0, 0])):
         seen.clear()
         with policy.override({} if value is None else {"HIPFIRE_DFLASH_WINDOW": value}):
-            tokens.append(engine.generate(PROMPT, 20, stop=()).tokens)
+            tokens.append(engine.generate(PROMPT, 20, stop=(), **BLOCKS).tokens)
         assert seen[:3] == windows
     assert tokens == [tokens[0]] * 4
 
@@ -163,10 +198,10 @@ def _window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @of("HIPFIRE_DFLASH_CTX_CAP")
 def _ctx_cap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of(tmp_path, **FULL)
-    free = engine.generate(PROMPT, 40, stop=())
+    free = engine.generate(PROMPT, 40, stop=(), **BLOCKS)
     assert free.capped_cycles == 0
     with policy.override({"HIPFIRE_DFLASH_CTX_CAP": "50"}):
-        capped = engine.generate(PROMPT, 40, stop=())
+        capped = engine.generate(PROMPT, 40, stop=(), **BLOCKS)
     assert capped.tokens == free.tokens
     assert 0 < capped.capped_cycles < capped.cycles
     # Cycles before the cap are those of the free run, from there each gives one token.
@@ -175,22 +210,41 @@ def _ctx_cap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ends = [len(PROMPT) + sum(capped.produced[:n]) for n in (asked - 1, asked)]
     assert ends[0] <= 50 < ends[1]
     with policy.override({"HIPFIRE_DFLASH_CTX_CAP": "0"}):
-        assert engine.generate(PROMPT, 40, stop=()) == free
+        assert engine.generate(PROMPT, 40, stop=(), **BLOCKS) == free
 
 
 def test_a_draft_with_a_window_has_no_cap(tmp_path: Path) -> None:
     engine = engine_of(tmp_path)
     with policy.override(draft_ctx_cap=10):
-        assert engine.generate(PROMPT, 20, stop=()).capped_cycles == 0
+        assert engine.generate(PROMPT, 20, stop=(), **BLOCKS).capped_cycles == 0
     with policy.override(draft_ctx_cap=10, draft_window=0):
-        got = engine.generate(PROMPT, 20, stop=())
+        got = engine.generate(PROMPT, 20, stop=(), **BLOCKS)
         assert got.capped_cycles == got.cycles == 19
     with policy.override(draft_ctx_cap=10, draft_window=30):
-        assert engine.generate(PROMPT, 20, stop=()).capped_cycles == 0
+        assert engine.generate(PROMPT, 20, stop=(), **BLOCKS).capped_cycles == 0
 
 
 def test_the_default_cap() -> None:
     assert policy.Policy().draft_ctx_cap == 8192
+
+
+@of("HIPFIRE_DFLASH_ADAPTIVE_B")
+def _adaptive_b(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft that is never right: fewer and fewer rows of its blocks are verified, unless that is off."""
+    engine = engine_of(tmp_path)
+    free = engine.generate(PROMPT, 40, stop=(), speculation="on")
+    assert min(free.block_sizes) == 2
+    for value in ("1", "0"):
+        with policy.override({"HIPFIRE_DFLASH_ADAPTIVE_B": value}):
+            got = engine.generate(PROMPT, 40, stop=(), speculation="on")
+            assert got.tokens == free.tokens
+            assert (got == free) == (value == "1")
+            # What a request says counts, whatever the variable says.
+            for adaptive in (True, False):
+                asked = engine.generate(PROMPT, 40, stop=(), speculation="on", adaptive_b=adaptive)
+                assert (asked == free) == adaptive
+    assert got.block_sizes[8] == got.cycles - sum(got.block_sizes[rows] for rows in range(2, 8))
+    assert got.block_sizes[8] > 20
 
 
 @of("HIPFIRE_CACHE_DIR")
@@ -215,8 +269,12 @@ VALUES: dict[str, st.SearchStrategy[str]] = {
     "HIPFIRE_EVIDENCE": st.sampled_from(["reported", "measured"]),
     "HIPFIRE_VERIFY_GRAPH": st.sampled_from(["0", "1"]),
     "HIPFIRE_FLASH_PARTIALS_BATCH": st.integers(1, 4096).map(str),
+    "HIPFIRE_VERIFY_ATTN": st.sampled_from(["0", "1"]),
+    "HIPFIRE_FLASH_PREFILL": st.sampled_from(["0", "1"]),
+    "HIPFIRE_FLASH_PREFILL_KERNEL": st.sampled_from(["auto", "batched"]),
     "HIPFIRE_DFLASH_WINDOW": st.integers(0, 10**6).map(str),
     "HIPFIRE_DFLASH_CTX_CAP": st.integers(0, 10**6).map(str),
+    "HIPFIRE_DFLASH_ADAPTIVE_B": st.sampled_from(["0", "1"]),
 }
 
 
@@ -308,6 +366,9 @@ def test_the_environment_is_read_once(fresh_process: None, monkeypatch: pytest.M
         *(("HIPFIRE_EVIDENCE", text) for text in ("", "none", "Measured")),
         *(("HIPFIRE_VERIFY_GRAPH", text) for text in ("", "2", "on", "true")),
         *(("HIPFIRE_FLASH_PARTIALS_BATCH", text) for text in ("", "0", "4097", "x")),
+        *(("HIPFIRE_VERIFY_ATTN", text) for text in ("", "2", "on")),
+        *(("HIPFIRE_FLASH_PREFILL", text) for text in ("", "2", "on")),
+        *(("HIPFIRE_FLASH_PREFILL_KERNEL", text) for text in ("", "wmma", "scalar")),
         *(("HIPFIRE_DFLASH_WINDOW", text) for text in ("", "-1", "2147483648", "x")),
         *(("HIPFIRE_DFLASH_CTX_CAP", text) for text in ("", "-1", "2147483648", "x")),
     ],

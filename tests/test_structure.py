@@ -89,11 +89,14 @@ def test_every_template_belongs_to_a_family_or_is_included() -> None:
     folder = resources.files("hipfire_kernels.templates")
     names = {f.name for f in folder.iterdir() if f.name.endswith((".h", ".j2"))}
     text = "".join((folder / n).read_text(encoding="utf-8") for n in names)
+    from hipfire_kernels.archs import ARCHS
+    from hipfire_kernels.matrix_probe import PROBE
     from hipfire_kernels.render import _DIALECT_PARTS
     from hipfire_kernels.timing import READ
 
     used = {f.template for f in hk.families().values()} | {p for parts in _DIALECT_PARTS.values() for p in parts}
-    used |= {READ.template, "host_entry.h.j2"} | {n for n in names if f'include "{n}"' in text}
+    used |= {f"matrix_{arch.dialect}.h" for arch in ARCHS.values()}
+    used |= {READ.template, PROBE.template, "host_entry.h.j2"} | {n for n in names if f'include "{n}"' in text}
     assert names == used
 
 

@@ -11,7 +11,28 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import HipfireError
-from . import _errors, _out, bench, cache, convert, doctor, explain, generate, kernels, parity, qualify
+from . import (
+    _errors,
+    _out,
+    ab,
+    bench,
+    cache,
+    convert,
+    diff,
+    doctor,
+    explain,
+    fuzz,
+    generate,
+    isa,
+    kernels,
+    lint,
+    parity,
+    qualify,
+    report,
+    sanitize,
+    tune,
+    watch,
+)
 
 
 class _Commands(TyperGroup):
@@ -61,9 +82,19 @@ app.command()(convert.convert)
 app.command("list")(kernels.list_)
 app.command()(kernels.render)
 app.command()(kernels.build)
+app.command()(isa.isa)
+app.command()(diff.diff)
+app.command()(watch.watch)
+app.command()(lint.lint)
+app.command()(sanitize.sanitize)
 app.command()(parity.parity)
+app.command()(fuzz.fuzz)
+app.command()(fuzz.replay)
 app.command()(bench.bench)
+app.command()(ab.ab)
 app.command()(qualify.qualify)
+app.command()(tune.tune)
+app.command()(report.report)
 app.command()(explain.explain)
 app.add_typer(cache.app, name="cache")
 app.command()(doctor.doctor)

@@ -15,6 +15,7 @@ from ..errors import (
     InputError,
     NotAdmitted,
     ToolchainUnavailable,
+    UndefinedBehaviour,
 )
 from . import _out
 
@@ -27,6 +28,7 @@ _CODES: tuple[tuple[type[HipfireError], int], ...] = (
     (NotAdmitted, REFUSED),
     (ToolchainUnavailable, REFUSED),
     (DeadlockError, FAILED),
+    (UndefinedBehaviour, FAILED),
     (DeviceError, REFUSED),
     (HipfireError, FAILED),
 )

@@ -74,9 +74,9 @@ def _kernel(
     from ..attention import check_heads
     from ..bench.ab_arms import KernelArms
     from ..bench.kernels import Shape
-    from .explain import _heads
+    from .explain import heads_of
 
-    n_heads, n_kv_heads = _heads(heads)
+    n_heads, n_kv_heads = heads_of(heads)
     check_heads(rows, n_heads, n_kv_heads, head_dim)
     if not 1 <= rows <= ctx:
         raise InputError(f"--ctx is {ctx} with {rows} rows; required: at least the rows")

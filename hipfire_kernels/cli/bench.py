@@ -28,7 +28,7 @@ def bench(
     from ..runtime.gpu import GpuDevice
 
     lists = {"--ctx": ctx, "--rows": rows, "--head-dim": head_dim}
-    contexts, row_counts, head_dims = (_numbers(name, text) for name, text in lists.items())
+    contexts, row_counts, head_dims = (numbers(name, text) for name, text in lists.items())
     if wrong := set(head_dims) - set(kernels.HEAD_DIMS):
         raise InputError(f"--head-dim is {min(wrong)}; legal: {', '.join(map(str, kernels.HEAD_DIMS))}")
     if min(contexts) < max(row_counts):
@@ -50,11 +50,12 @@ def bench(
         print("\n".join(kernels.describe(row) for row in document["rows"]))
 
 
-def _numbers(name: str, text: str) -> tuple[int, ...]:
+def numbers(name: str, text: str) -> tuple[int, ...]:
+    """The numbers of an option."""
     try:
-        numbers = tuple(int(part) for part in text.split(","))
+        found = tuple(int(part) for part in text.split(","))
     except ValueError:
-        numbers = ()
-    if not numbers or min(numbers) < 1:
+        found = ()
+    if not found or min(found) < 1:
         raise InputError(f"{name} is {text!r}; required: positive whole numbers, comma-separated")
-    return numbers
+    return found

@@ -42,7 +42,7 @@ def explain(
     from ..dispatch import AttendRequest, admit
 
     shape = _SHAPES.get(workload, _SHAPES["verify"])
-    n_heads, n_kv_heads = _heads(heads or shape["heads"])
+    n_heads, n_kv_heads = heads_of(heads or shape["heads"])
     request = AttendRequest(
         arch=arch,
         workload=workload,
@@ -68,7 +68,8 @@ def explain(
         raise typer.Exit(REFUSED)
 
 
-def _heads(text: str) -> tuple[int, int]:
+def heads_of(text: str) -> tuple[int, int]:
+    """Query heads and KV heads of an option."""
     parts = text.split("/")
     if len(parts) != 2 or not all(part.isdecimal() for part in parts):
         raise InputError(f"--heads is {text!r}; required: query heads / KV heads, for example 24/4")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +17,7 @@ from . import _out
 
 if TYPE_CHECKING:
     from ..model import Engine, Generation, GenerationResult, Tokenizer
+    from ..model.proposer import Draft
 
 MaxNewTokens = Annotated[int, typer.Option(help="Stop after this many new tokens.")]
 BlockSize = Annotated[
@@ -24,6 +26,14 @@ BlockSize = Annotated[
 ]
 KvFormat = Annotated[str, typer.Option(help="q8_0: the kernels; f32: plain numpy attention.")]
 NoDraft = Annotated[bool, typer.Option("--no-draft", help="Decode token by token.")]
+Ngram = Annotated[
+    bool, typer.Option("--ngram", help="Instead of a draft: what followed the last tokens when they came before.")
+]
+AdaptiveB = Annotated[
+    bool | None,
+    typer.Option(help="Verify fewer rows than drafted where few are accepted. [default: HIPFIRE_DFLASH_ADAPTIVE_B]"),
+]
+Trace = Annotated[Path | None, typer.Option(help="Append a JSON line for each cycle to this file.")]
 
 
 def demo(
@@ -32,6 +42,12 @@ def demo(
     block_size: BlockSize = None,
     kv_format: KvFormat = "q8_0",
     no_draft: NoDraft = False,
+    ngram: Ngram = False,
+    speculation: Annotated[
+        str | None, typer.Option(help="on: in every cycle; auto: where it pays; off. [default: on]")
+    ] = None,
+    adaptive_b: AdaptiveB = None,
+    trace: Trace = None,
     as_json: _out.Json = False,
 ) -> None:
     """Complete a held-out prompt with the embedded models."""
@@ -40,8 +56,10 @@ def demo(
     prompts = demo_prompts()
     if not 0 <= index < len(prompts):
         raise InputError(f"--index is {index}; the demo has the prompts 0 .. {len(prompts) - 1}")
-    session = _open(None, None, no_draft, kv_format)
-    _run(session, prompts[index], max_new_tokens, block_size, as_json, echo=True)
+    session = _open(None, kv_format, _Proposer(None, no_draft, ngram, speculation))
+    usual = "off" if no_draft or block_size == 1 else "on"
+    options = {"speculation": speculation or usual, "adaptive_b": adaptive_b, "trace": trace}
+    _run(session, prompts[index], max_new_tokens, block_size, as_json, echo=True, options=options)
 
 
 def generate(
@@ -58,20 +76,40 @@ def generate(
     block_size: BlockSize = None,
     kv_format: KvFormat = "q8_0",
     no_draft: NoDraft = False,
+    ngram: Ngram = False,
+    speculation: Annotated[
+        str | None,
+        typer.Option(
+            help="auto: where it pays, and without a draft that cannot be loaded; on: in every cycle; off. "
+            "[default: where it pays, with a --draft that can be loaded]"
+        ),
+    ] = None,
+    adaptive_b: AdaptiveB = None,
     temperature: Annotated[float, typer.Option(help="Divides the logits; 0: greedy, nothing is drawn.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Draw from the k likeliest tokens; 0: from all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens up to this much probability.")] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Makes the draws repeat. [default: other ones each time]")] = None,
     min_new_tokens: Annotated[int, typer.Option(help="Nothing but --max-new-tokens stops it before so many.")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="A text to end before; may be given repeatedly.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Answer the text, through the target's chat template.")] = False,
+    system: Annotated[str | None, typer.Option(help="With --chat: the system message.")] = None,
+    thinking: Annotated[
+        bool | None, typer.Option(help="With --chat: the template's enable_thinking. [default: the template's own]")
+    ] = None,
+    trace: Trace = None,
     as_json: _out.Json = False,
 ) -> None:
     """Continue a text, printed as it is accepted. Speculative with a draft; greedy unless --temperature is given."""
     text = _prompt(prompt, prompt_file)
-    session = _open(target, draft, no_draft, kv_format)
+    if chat:
+        text = _as_chat(target, text, system, thinking)
+    elif system is not None or thinking is not None:
+        raise InputError("--system and --thinking say how a chat goes; pass --chat too")
+    session = _open(target, kv_format, _Proposer(draft, no_draft, ngram, speculation))
+    control = {"speculation": speculation or "auto", "adaptive_b": adaptive_b, "trace": trace}
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     ends = {"min_new_tokens": min_new_tokens, "stop_strings": stop or []}
-    _run(session, text, max_new_tokens, block_size, as_json, options={**sampling, **ends})
+    _run(session, text, max_new_tokens, block_size, as_json, options={**control, **sampling, **ends})
 
 
 def _prompt(prompt: str | None, file: Path | None) -> str:
@@ -89,6 +127,17 @@ def _prompt(prompt: str | None, file: Path | None) -> str:
     if not text:
         raise InputError(f"{origin} is empty; at least one character is required")
     return text
+
+
+def _as_chat(target: Path | None, text: str, system: str | None, thinking: bool | None) -> str:
+    """The text as the user's message, in the form that the target was trained on."""
+    from ..model import ChatTemplate, demo_pair_path
+
+    messages = [{"role": "user", "content": text}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    options: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
+    return ChatTemplate(target or demo_pair_path() / "target").render(messages, **options)
 
 
 def _read(file: Path) -> bytes:
@@ -119,19 +168,46 @@ class _Session:
     blas_threads: int | None
 
 
-def _open(target: Path | None, draft: Path | None, no_draft: bool, kv_format: str) -> _Session:
-    """Load the checkpoints that the options name."""
-    from ..model import Engine, Tokenizer, demo_pair_path, load_draft, load_target
+@dataclass(frozen=True)
+class _Proposer:
+    """What the options say about who proposes."""
 
-    if no_draft and draft is not None:
-        raise InputError(f"--draft {draft} and --no-draft are both given; required: one of them")
+    draft: Path | None
+    no_draft: bool
+    ngram: bool
+    speculation: str | None
+
+    def __post_init__(self) -> None:
+        options = {f"--draft {self.draft}": self.draft is not None, "--no-draft": self.no_draft, "--ngram": self.ngram}
+        if len(given := [name for name, is_given in options.items() if is_given]) > 1:
+            raise InputError(f"{' and '.join(given)} are given together; required: one of them")
+
+    def open(self, usual: Path | None) -> Draft | Callable[[], Draft] | None:
+        """For `Engine`: a draft, a function that loads one where it may fail, or None. `usual` is the default draft."""
+        from ..model import NgramDraft
+        from . import _load
+
+        path = self.draft or usual
+        if self.ngram:
+            return NgramDraft()
+        if self.no_draft or path is None:
+            return None
+        return functools.partial(_load.draft, path) if self.speculation == "auto" else _load.draft(path)
+
+
+def _open(target: Path | None, kv_format: str, proposer: _Proposer) -> _Session:
+    """Load the checkpoints that the options name."""
+    from ..model import Engine, Tokenizer, demo_pair_path
+    from . import _load
+
     _out.note(f"loading {target or 'the demo pair'}; kernels that are not cached yet are compiled first")
     blas_threads = 1 if target is None else None
-    if target is None:
-        target, draft = demo_pair_path() / "target", draft or demo_pair_path() / "draft"
+    usual = demo_pair_path() / "draft" if target is None else None
+    target = target or demo_pair_path() / "target"
     tokenizer = Tokenizer(target)
-    loaded = None if no_draft or draft is None else load_draft(draft)
-    return _Session(Engine(load_target(target), loaded, kv_format=kv_format), tokenizer, blas_threads)
+    model = _load.target(target)
+    tokenizer.check_pairing(model.config)
+    return _Session(Engine(model, proposer.open(usual), kv_format=kv_format), tokenizer, blas_threads)
 
 
 def _run(
@@ -152,9 +228,10 @@ def _run(
     engine, prompt = session.engine, session.tokenizer.encode(text)
     options = {"block_size": block_size, "tokenizer": session.tokenizer, **(options or {})}
     with threadpool_limits(session.blas_threads):
-        # One cycle first, so that every kernel is built and loaded before anything is timed.
-        engine.generate(prompt[:1], 1 if block_size == 1 else 2, stop=(), block_size=block_size)
         generation = engine.stream(prompt, max_new_tokens, **options)
+        # One cycle first, so that every kernel is built and loaded before anything is timed.
+        plain = engine.draft is None or block_size == 1 or options["speculation"] == "off"
+        engine.generate(prompt[:1], 1 if plain else 2, stop=(), speculation="off" if plain else "on")
         if echo and not as_json:
             typer.secho(text, dim=True, nl=False)
         pieces, prefill_s, decode_s = _drain(generation, session.tokenizer, as_json, options.get("stop_strings", ()))
@@ -206,7 +283,11 @@ def _summary(result: GenerationResult, prefill_s: float, decode_s: float) -> dic
         "routes": dict(result.routes),
         "refused": dict(result.attention.refused),
         "graph": dict(result.attention.graph),
+        "block_sizes": dict(sorted(result.block_sizes.items())),
+        "retired_cycles": result.retired_cycles,
+        "probes": result.probes,
         "capped_cycles": result.capped_cycles,
+        "fallback": result.fallback,
         "prefill_tokens": result.prefill_tokens,
         "cached_prefix": result.cached_prefix,
         "prefill_seconds": prefill_s,
@@ -229,10 +310,16 @@ def _in_words(summary: dict[str, Any]) -> str:
         lines.append(f"refused            {_counted(summary['refused'])}")
     if summary["graph"]:
         lines.append(f"verify graph       {_counted(summary['graph'])}")
+    if summary["block_sizes"]:
+        lines.append(f"verified rows      {_counted(summary['block_sizes'])}")
+    if summary["retired_cycles"]:
+        lines.append(f"retired            {summary['retired_cycles']} plain cycles, {summary['probes']} of them probes")
+    if summary["fallback"]:
+        lines.append(f"no speculation     {summary['fallback']}")
     if summary["capped_cycles"]:
         lines.append(f"capped             {summary['capped_cycles']} cycles beyond HIPFIRE_DFLASH_CTX_CAP")
     return "\n".join(lines)
 
 
-def _counted(counts: dict[str, int]) -> str:
+def _counted(counts: Mapping[Any, int]) -> str:
     return ", ".join(f"{name} x {count}" for name, count in counts.items())

@@ -67,8 +67,8 @@ def _family(name: str) -> dict[str, Any]:
             {
                 "entry": v.entry,
                 "params": dict(v.params),
-                "block": family.block,
-                "lds_bytes": v.lds_bytes,
+                "block": v.threads(),
+                "lds_bytes": v.lds_bytes(),
                 "graph_safe": family.graph_safe,
             }
             for v in family.variants()
@@ -110,7 +110,7 @@ def build(
 ) -> None:
     """Compile variants, print what they take. Exit code 1 if one spills, has scratch or does not compile."""
     chosen = _select.many(variants or [], everything=everything)
-    archs = _archs(arch, toolchain)
+    archs = check_archs(arch, toolchain)
     earlier = _compare.read(against) if against else None
     found = _build_all(chosen, archs, toolchain)
     built = [row for row in found if "resources" in row]
@@ -131,7 +131,7 @@ def build(
         raise typer.Exit(_errors.FAILED)
 
 
-def _archs(text: str, toolchain: str | None) -> list[str]:
+def check_archs(text: str, toolchain: str | None) -> list[str]:
     """The archs of `--arch`, known and with a compiler that works here. `all`: those a toolchain targets."""
     from ..archs import ARCHS
     from ..archs import arch as known

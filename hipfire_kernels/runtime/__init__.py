@@ -46,12 +46,17 @@ class KernelArgs:
 
 
 class Launch(NamedTuple):
-    """One launch, with nothing left to decide: what `Device.load` gave, blocks, threads of a block, arguments."""
+    """One launch, with nothing left to decide: what `Device.load` gave, blocks, threads of a block, arguments.
+
+    `early`: it may begin while the launch ahead of it in the stream still runs, for which the kernel itself waits.
+    Devices that cannot do that begin it afterwards.
+    """
 
     kernel: Any
     grid: tuple[int, int, int]
     threads: int
     args: KernelArgs
+    early: bool = False
 
 
 class Device(Protocol):
@@ -61,11 +66,13 @@ class Device(Protocol):
         name: `host`, `hip:0`, `cuda:0`.
         arch: the row of the arch table that kernels are built for.
         toolchain: what builds for it; None for the first that can.
+        multiprocessors: what blocks are spread over, by the driver's count.
     """
 
     name: str
     arch: Arch
     toolchain: str | None
+    multiprocessors: int
 
     @property
     def capturing(self) -> bool:
@@ -105,15 +112,21 @@ class Device(Protocol):
         """
 
 
-DTYPES: dict[str, np.dtype[Any]] = {"f32": np.dtype(np.float32), "i32": np.dtype(np.int32), "u8": np.dtype(np.uint8)}
+DTYPES: dict[str, np.dtype[Any]] = {
+    "f32": np.dtype(np.float32),
+    "f16": np.dtype(np.float16),
+    "i32": np.dtype(np.int32),
+    "u8": np.dtype(np.uint8),
+}
 """Declared dtype to numpy's."""
 
-ALIGNMENT = {"f32": 4, "i32": 4, "u8": 2}
-"""Bytes an argument's address must be a multiple of. u8 is the Q8_0 cache, whose scales are loaded 2 bytes wide."""
+ALIGNMENT = {"f32": 4, "f16": 16, "i32": 4, "u8": 2}
+"""Bytes an argument's address must be a multiple of. u8 is the Q8_0 cache, whose scales are loaded 2 bytes wide; f16
+are loaded eight at a time."""
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """`f32`, `i32` or `u8`, or numpy's own name where no kernel takes the dtype."""
+    """`f32`, `f16`, `i32` or `u8`, or numpy's own name where no kernel takes the dtype."""
     return next((name for name, known in DTYPES.items() if known == dtype), str(dtype))
 
 
@@ -121,8 +134,13 @@ GPU_VENDORS = ("hip", "cuda")
 """Vendors, in the order `auto` tries them. The module of that name has `driver()` and `open_device(index)`."""
 
 
+HOSTS = ("host", "host+undefined", "host+address")
+
+
 def device(name: str = "auto") -> Device:
     """A device by name: `host`, `hip:N`, `cuda:N`, or `auto`: the first GPU that opens, else the host.
+
+    `host+undefined` and `host+address` are the host with kernels under a sanitizer: see `toolchains.sanitized`.
 
     The same name gives the same device. A device that could not be opened is tried again the next time.
 
@@ -135,7 +153,7 @@ def device(name: str = "auto") -> Device:
     vendor, _, index = name.partition(":")
     if vendor in GPU_VENDORS and index.isdecimal():
         name = f"{vendor}:{int(index)}"
-    elif name != "host":
+    elif name not in HOSTS:
         raise InputError(f"device {name!r} is not known; required: host, hip:N, cuda:N or auto")
     with _opening:  # arrays name their device object: there must not be two of one
         if name not in _opened:
@@ -149,10 +167,10 @@ _opened: dict[str, Device] = {}
 
 def _open(name: str) -> Device:
     vendor, _, index = name.partition(":")
-    if vendor == "host":
+    if name in HOSTS:
         from .host import HostDevice
 
-        return HostDevice()
+        return HostDevice(sanitizer=name.partition("+")[2] or None)
     opened: Device = _module(vendor).open_device(int(index))
     return opened
 

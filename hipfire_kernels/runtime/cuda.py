@@ -43,6 +43,7 @@ class CudaDriver:
         self._launch_kernel = self._cu.cuLaunchKernel
         self._set_current = self._cu.cuCtxSetCurrent
         self._streams: dict[int, Any] = {}
+        self._early: dict[tuple[tuple[int, int, int], int, int, int], Any] = {}
 
     def _call(self, name: str, *args: Any) -> Any:
         """Call a function of the driver API; its outputs, or DeviceError with the name of the status."""
@@ -147,17 +148,47 @@ class CudaDriver:
     def module_unload(self, module: int) -> None:
         self._call("cuModuleUnload", module)
 
-    def module_function(self, module: int, entry: str) -> Any:
-        return self._call("cuModuleGetFunction", module, entry.encode())
+    def module_function(self, module: int, entry: str, arena_bytes: int) -> Any:
+        function = self._call("cuModuleGetFunction", module, entry.encode())
+        if arena_bytes:
+            attribute = self._cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self._call("cuFuncSetAttribute", function, attribute, arena_bytes)
+        return (function, arena_bytes)
 
-    def launch(self, function: Any, grid: tuple[int, int, int], block: int, params: int, stream: int) -> None:
+    def launch(
+        self, function: Any, grid: tuple[int, int, int], block: int, params: int, stream: int, early: bool
+    ) -> None:
         on = self._streams.get(stream)
         if on is None:
             on = self._streams[stream] = self._cu.CUstream(stream)
-        x, y, z = grid
-        (status,) = self._launch_kernel(function, x, y, z, block, 1, 1, 0, on, params, 0)
+        (handle, arena), (x, y, z) = function, grid
+        if early:
+            config = self._early_config(grid, block, arena, stream)
+            (status,) = self._cu.cuLaunchKernelEx(config, handle, params, 0)
+        else:
+            (status,) = self._launch_kernel(handle, x, y, z, block, 1, 1, arena, on, params, 0)
         if status:
             raise DeviceError(f"cuLaunchKernel failed: {status.name} ({int(status)})")
+
+    def _early_config(self, grid: tuple[int, int, int], block: int, arena: int, stream: int) -> Any:
+        """A launch that begins when the one ahead has let it, or ended. Made once for each shape: it takes longer to
+        make than to use."""
+        key = (grid, block, arena, stream)
+        config = self._early.get(key)
+        if config is None:
+            if len(self._early) > 256:
+                self._early.clear()
+            attribute = self._cu.CUlaunchAttribute()
+            attribute.id = self._cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            config = self._early[key] = self._cu.CUlaunchConfig()
+            config.gridDimX, config.gridDimY, config.gridDimZ = grid
+            config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
+            config.sharedMemBytes = arena
+            config.hStream = self._streams[stream]
+            config.attrs = [attribute]
+            config.numAttrs = 1
+        return config
 
     def capture_begin(self, stream: int) -> None:
         # Relaxed: the other modes forbid allocating, and so a workspace, until the capture ends.

@@ -64,10 +64,14 @@ class Driver(Protocol):
     def event_elapsed_ms(self, start: int, end: int) -> float: ...
     def module_load(self, code: bytes) -> int: ...
     def module_unload(self, module: int) -> None: ...
-    def module_function(self, module: int, entry: str) -> Any:
-        """What `launch` takes."""
+    def module_function(self, module: int, entry: str, arena_bytes: int) -> Any:
+        """What `launch` takes. `arena_bytes`: LDS that the launch must give, beside what the kernel declares."""
 
-    def launch(self, function: Any, grid: tuple[int, int, int], block: int, params: int, stream: int) -> None: ...
+    def launch(
+        self, function: Any, grid: tuple[int, int, int], block: int, params: int, stream: int, early: bool
+    ) -> None:
+        """Queue a launch; `early` as in `Launch`."""
+
     def capture_begin(self, stream: int) -> None: ...
     def capture_end(self, stream: int) -> int:
         """The instantiated graph."""
@@ -89,6 +93,7 @@ class GpuDevice:
         driver.activate(index)
         self.reported_arch = driver.arch_name(index)
         self.arch: Arch = self._known_arch()
+        self.multiprocessors = int(driver.describe(index)["multiprocessors"])
         self._loaded: dict[str, tuple[int, Any]] = {}
         self._since_wait: list[str] = []
         self._gate = CaptureGate()
@@ -365,8 +370,9 @@ class GpuDevice:
         if artifact.key not in self._loaded:
             self.driver.activate(self.index)
             module = self.driver.module_load(artifact.code)
+            arena = self.arch.arena_bytes(artifact.resources.lds_bytes or 0)
             try:
-                self._loaded[artifact.key] = (module, self.driver.module_function(module, artifact.entry))
+                self._loaded[artifact.key] = (module, self.driver.module_function(module, artifact.entry, arena))
             except DeviceError:
                 self.driver.module_unload(module)
                 raise
@@ -382,9 +388,9 @@ class GpuDevice:
         if capture is not None and capture[0] != handle:
             capture = None
         noted = capture[1].entries if capture is not None else self._since_wait
-        for (function, entry), grid, threads, args in launches:
+        for (function, entry), grid, threads, args, early in launches:
             try:
-                driver.launch(function, grid, threads, args.address, handle)
+                driver.launch(function, grid, threads, args.address, handle, early)
             except DeviceError as error:
                 raise DeviceError(f"{entry}, grid {grid}, {threads} threads: {error}") from error
             if capture is not None:

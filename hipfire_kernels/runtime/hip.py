@@ -172,10 +172,12 @@ class HipDriver:
     def module_unload(self, module: int) -> None:
         self._call("hipModuleUnload", module)
 
-    def module_function(self, module: int, entry: str) -> Any:
+    def module_function(self, module: int, entry: str, arena_bytes: int) -> Any:
         return self._call("hipModuleGetFunction", module, entry.encode())
 
-    def launch(self, function: Any, grid: tuple[int, int, int], block: int, params: int, stream: int) -> None:
+    def launch(
+        self, function: Any, grid: tuple[int, int, int], block: int, params: int, stream: int, early: bool
+    ) -> None:
         self._call("hipModuleLaunchKernel", function, *grid, block, 1, 1, 0, stream, params, None)
 
     def capture_begin(self, stream: int) -> None:

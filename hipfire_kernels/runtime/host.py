@@ -6,12 +6,13 @@ kernel computes does not depend on how blocks are spread.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,24 +21,30 @@ import numpy as np
 import numpy.typing as npt
 
 from ..archs import arch
-from ..errors import DeadlockError, DeviceError, InputError
+from ..errors import DeadlockError, DeviceError, InputError, UndefinedBehaviour
+from ..toolchains import sanitized
 from . import ALIGNMENT, KernelArgs, Launch, View, dlpack, dtype_name
+from .arena import STACK_BYTES, arena
 
 if TYPE_CHECKING:
     from ..builder import Artifact
 
 _CDEF = """
 typedef struct { unsigned grid[3], threads, lds_bytes, permute; unsigned long long seed; } hk_launch;
+typedef struct { void* workspace; char* stacks; unsigned long stack_bytes, stack_stride; } hk_arena;
 typedef struct { unsigned block[3], thread; int line, other_line; } hk_report;
-int hk_run(const hk_launch*, void**, unsigned long long first, unsigned long long last, hk_report*);
+extern unsigned long hk_workspace_bytes;
+int hk_run(const hk_launch*, void**, unsigned long long first, unsigned long long last, const hk_arena*, hk_report*);
 """
-_NO_MEMORY, _WAVE_LINES, _BARRIER_LINES, _DEADLOCK, _LDS_OVERRUN = 1, 2, 3, 4, 5
+_NO_ARENA, _WAVE_LINES, _BARRIER_LINES, _DEADLOCK, _LDS_OVERRUN = -1, 1, 2, 3, 4  # the first is not hk_run's
 
 
 _FFI: Any = cffi.FFI()
 _FFI.cdef(_CDEF)
 _CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-_POOL = ThreadPoolExecutor(max_workers=_CORES, thread_name_prefix="hipfire-block")  # its threads start when needed
+# With the stacks of 384 threads each, 64 workers take 49,000 of the 65,530 mappings that Linux grants a process.
+_WORKERS = min(_CORES, 64)
+_POOL = ThreadPoolExecutor(max_workers=_WORKERS, thread_name_prefix="hipfire-block")  # its threads start when needed
 
 
 def _host_array(name: str, array: Any) -> npt.NDArray[Any]:
@@ -54,10 +61,11 @@ def _host_array(name: str, array: Any) -> npt.NDArray[Any]:
 
 @dataclass(frozen=True)
 class HostKernel:
-    """A loaded shared object and the artifact it came from."""
+    """A loaded shared object, the artifact it came from, and the bytes of workspace that its blocks run in."""
 
     artifact: Artifact
     shared_object: Any
+    workspace_bytes: int
 
 
 class HostDevice:
@@ -66,14 +74,20 @@ class HostDevice:
     Args:
         thread_order: None runs the threads of a block in index order. A seed permutes them between switch points:
             a result that changes with the seed is a race.
+        sanitizer: `undefined` or `address`: run kernels compiled with its checks; see `toolchains.sanitized`.
     """
 
-    name = "host"
-    toolchain: str | None = None
+    multiprocessors = 8  # whatever the cores: on another machine a call must not come out with other bits
     capturing = False
 
-    def __init__(self, thread_order: int | None = None) -> None:
+    def __init__(self, thread_order: int | None = None, sanitizer: str | None = None) -> None:
         self.arch = arch("host")
+        self.name = "host" if sanitizer is None else f"host+{sanitizer}"
+        self.toolchain: str | None = None if sanitizer is None else self.name
+        self._sanitizer = sanitizer
+        self._kept: list[contextlib.ExitStack] = []
+        if sanitizer == sanitized.ADDRESS:
+            sanitized.require_loaded(self.arch)
         self.thread_order = thread_order
         self._loaded: dict[str, HostKernel] = {}
 
@@ -117,10 +131,13 @@ class HostDevice:
         """See `Device.load`. The shared object goes through a temporary file, removed once it is mapped."""
         kernel = self._loaded.get(artifact.key)
         if kernel is None:
-            with tempfile.NamedTemporaryFile(suffix=".so") as file:
+            with contextlib.ExitStack() as files:
+                file = files.enter_context(tempfile.NamedTemporaryFile(suffix=".so"))
                 file.write(artifact.code)
                 file.flush()
-                kernel = HostKernel(artifact, _FFI.dlopen(file.name))
+                kernel = _loaded(artifact, _FFI.dlopen(file.name))
+                if self._sanitizer == sanitized.ADDRESS:  # its runtime reads the file again, for source lines
+                    self._kept.append(files.pop_all())
             self._loaded[artifact.key] = kernel
         return kernel
 
@@ -135,14 +152,16 @@ class HostDevice:
         kernel: HostKernel = one.kernel
         launch = self._describe(kernel, one.grid, one.threads)
         total = one.grid[0] * one.grid[1] * one.grid[2]
-        parts = min(total, 4 * _CORES) if _CORES > 1 else 1
+        parts = min(total, 4 * _WORKERS) if _WORKERS > 1 else min(total, 1)
         edges = [total * i // parts for i in range(parts + 1)] if parts else []
         run = functools.partial(_run, kernel, launch, one.args)
-        if parts <= 1:
-            failures = [run(a, b) for a, b in itertools.pairwise(edges)]
-        else:
-            futures: list[Future[Failure | None]] = [_POOL.submit(run, a, b) for a, b in itertools.pairwise(edges)]
+        futures: list[Future[Failure | None]] = []
+        try:
+            futures.extend(_POOL.submit(run, first, last) for first, last in itertools.pairwise(edges))
             failures = [future.result() for future in futures]
+        except BaseException:  # interrupted: no block may run on with arguments that are gone
+            wait(futures)
+            raise
         for failure in failures:
             if failure is not None:
                 raise failure.exception(kernel.artifact)
@@ -158,6 +177,16 @@ class HostDevice:
                 "seed": self.thread_order or 0,
             },
         )
+
+
+def _loaded(artifact: Artifact, shared_object: Any) -> HostKernel:
+    try:
+        return HostKernel(artifact, shared_object, shared_object.hk_workspace_bytes)
+    except KeyError:  # a kernel of another revision may bring that revision's runtime
+        raise DeviceError(
+            f"{artifact.entry} has a host runtime that cannot be called from this version; render it with the "
+            "templates of this version"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -179,8 +208,11 @@ class Failure:
 
         at = f"{artifact.entry}, block {self.block}, thread {self.thread}"
         here, there = quoted(self.line), quoted(self.other_line)
-        if self.code == _NO_MEMORY:
-            return DeviceError(f"{artifact.entry}: no memory for the stacks of a block's threads")
+        if self.code == _NO_ARENA:
+            return DeviceError(
+                f"{artifact.entry}: no memory for the stacks of a block's threads, {STACK_BYTES // 1024} KiB and two "
+                f"mappings each (Linux: vm.max_map_count), on each of {_WORKERS} cores"
+            )
         if self.code == _WAVE_LINES:
             return DeadlockError(f"{at}: lanes of one wave are in different wave operations: {here} and {there}")
         if self.code == _BARRIER_LINES:
@@ -195,13 +227,23 @@ class Failure:
                 f"{artifact.entry}, block {self.block}: wrote {self.line} bytes behind its "
                 f"{artifact.resources.lds_bytes} bytes of LDS"
             )
+        if self.code >= sanitized.FIRST_CODE:
+            fault = list(sanitized.FAULTS.values())[self.code - sanitized.FIRST_CODE]
+            return UndefinedBehaviour(f"{at}: {fault}, at {here}, column {self.other_line}")
         return DeviceError(f"{at}: the host runtime returned {self.code}")
 
 
 def _run(kernel: HostKernel, launch: Any, args: KernelArgs, first: int, last: int) -> Failure | None:
+    try:
+        own = arena(launch.threads, kernel.workspace_bytes)
+    except OSError:
+        return Failure(_NO_ARENA, (0, 0, 0), 0, 0, 0)
+    memory = _FFI.new(
+        "hk_arena*", (_FFI.cast("void*", own.workspace), _FFI.cast("char*", own.stacks), STACK_BYTES, own.stride)
+    )
     report = _FFI.new("hk_report*")
     pointers = _FFI.cast("void**", args.address)
-    code = kernel.shared_object.hk_run(launch, pointers, first, last, report)
+    code = kernel.shared_object.hk_run(launch, pointers, first, last, memory, report)
     if code == 0:
         return None
     where = (report.block[0], report.block[1], report.block[2])

@@ -7,12 +7,13 @@ of its own. Values stand simplest first: that is where a source leans to, and wh
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from ..family import Variant
+from ..family import Tensor, Variant
 from ..kernels import HEAD_DIMS
 from ..layout import TILE
 from .case import FuzzCase, is_tree, kind_of, variant_of
@@ -62,6 +63,9 @@ AXES: Mapping[str, Axis] = {
 }
 """Axis name to its values. A window is drawn around the context, the invariant from those that hold for the oracle."""
 
+BEYOND_F16 = ("huge", "mixed")
+"""Contents of K and V that hold more than the largest f16: not for variants that declare a largest magnitude."""
+
 ALWAYS = ("rows", "tiles", "edge", "n_kv_heads", "group", "queries", "keys", "values")
 BY_KIND: Mapping[str, tuple[str, ...]] = {
     "verify": ("positions", "scale", "unseen", "slack", "spare_tiles", "partials_rows", "offset", "stream"),
@@ -102,9 +106,12 @@ def draw(variant: Variant, source: Source, work: int = WORK) -> FuzzCase:
     """One case of a variant, within `work`."""
     params = dict(variant.params)
 
+    ranged = any(math.isfinite(arg.largest) for arg in variant.args if isinstance(arg, Tensor))
+
     def pick(name: str) -> Any:
         axis = AXES[name]
-        return source.pick(name, axis.values, small=axis.size)
+        values = tuple(v for v in axis.values if not (ranged and name in ("keys", "values") and v in BEYOND_F16))
+        return source.pick(name, values, small=axis.size)
 
     chosen = {name: pick(name) for name in (*ALWAYS, *BY_KIND.get(kind_of(variant), ()))}
     if is_tree(variant):

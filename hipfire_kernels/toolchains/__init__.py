@@ -65,6 +65,15 @@ class Toolchain(ABC):
             ToolchainUnavailable: `available(arch)` gave a reason.
         """
 
+    def assembly(self, source: str, arch: Arch, extra: tuple[str, ...] = ()) -> str:
+        """The assembly text of a source, with the source lines that it comes from; `extra` as in `compile`.
+
+        Raises:
+            CompileError: as `compile`.
+            ToolchainUnavailable: this toolchain has none to give here.
+        """
+        raise ToolchainUnavailable(f"toolchain {self.name} gives no assembly text for {arch.name}; clang and nvrtc do")
+
     def available(self, arch: Arch) -> str | None:
         """None when a candidate can build for `arch` here, else why each was passed over."""
         looked_at = self.candidates(arch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..archs import Arch
@@ -59,21 +60,44 @@ class ClangToolchain(Toolchain):
     def compile(self, source: str, arch: Arch, extra: tuple[str, ...] = ()) -> Compiled:
         """One command with a system clang; compile, assemble and link with the wheel's."""
         chosen = self.chosen(arch)
-        front = ("-x", "hip", "--cuda-device-only", *self.options(arch), *extra)
+        front = _front(self.options(arch), extra)
         if chosen.label == "ziglang":
             steps = _wheel_steps(chosen.command[0], front, arch)
         else:
             steps = [(*chosen.command, *front, "--no-gpu-bundle-output", "kernel.hip", "-o", "kernel.co")]
-        with tempfile.TemporaryDirectory(prefix="hipfire-") as folder:
-            # Relative names: the folder is in no message, nor in the object, which holds a digest of the path.
-            Path(folder, "kernel.hip").write_text(source)
-            log = ""
-            for step in steps:
-                finished = run(step, cwd=Path(folder))
-                log += finished.err
-                if finished.failure is not None:
-                    raise refusal(chosen.label, arch.name, finished, source)
-            return Compiled(Path(folder, "kernel.co").read_bytes(), log)
+        code, log = _run_steps(chosen.label, arch, steps, source, "kernel.co")
+        return Compiled(code, log)
+
+    def assembly(self, source: str, arch: Arch, extra: tuple[str, ...] = ()) -> str:
+        """The compiler's own `-S`, one command with either. Line tables leave the instructions as they are."""
+        chosen = self.chosen(arch)
+        command = (chosen.command[0], "clang") if chosen.label == "ziglang" else chosen.command
+        step = (
+            *command,
+            *_front(self.options(arch), (*extra, "-gline-tables-only", "-S")),
+            "kernel.hip",
+            "-o",
+            "kernel.s",
+        )
+        return _run_steps(chosen.label, arch, [step], source, "kernel.s")[0].decode()
+
+
+def _front(options: tuple[str, ...], extra: tuple[str, ...]) -> tuple[str, ...]:
+    return ("-x", "hip", "--cuda-device-only", *options, *extra)
+
+
+def _run_steps(label: str, arch: Arch, steps: Sequence[tuple[str, ...]], source: str, made: str) -> tuple[bytes, str]:
+    """Run commands in a folder of their own, on `kernel.hip`: the file that they make, and what they said."""
+    with tempfile.TemporaryDirectory(prefix="hipfire-") as folder:
+        # Relative names: the folder is in no message, nor in the object, which holds a digest of the path.
+        Path(folder, "kernel.hip").write_text(source)
+        log = ""
+        for step in steps:
+            finished = run(step, cwd=Path(folder))
+            log += finished.err
+            if finished.failure is not None:
+                raise refusal(label, arch.name, finished, source)
+        return Path(folder, made).read_bytes(), log
 
 
 def _wheel_steps(zig: str, front: tuple[str, ...], arch: Arch) -> list[tuple[str, ...]]:

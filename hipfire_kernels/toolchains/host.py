@@ -26,6 +26,7 @@ _OPTIONS = (
     "-std=c++20",
     "-ffp-contract=off",  # kernels that do the same arithmetic must give the same bits, here and on the GPU
     "-fno-math-errno",
+    "-fstack-clash-protection",  # an array larger than a guard page must not step over the one at a stack's end
     "-fno-exceptions",
     "-fno-rtti",
     "-fPIC",

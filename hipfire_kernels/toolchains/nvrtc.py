@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from ..archs import Arch
-from ..errors import ToolchainError
+from ..errors import ToolchainError, ToolchainUnavailable
 from . import Candidate, Compiled, Toolchain
-from ._process import Finished, refusal
+from ._process import Finished, refusal, run
 
 
 class NvrtcToolchain(Toolchain):
@@ -29,7 +33,7 @@ class NvrtcToolchain(Toolchain):
 
     def options(self, arch: Arch) -> tuple[str, ...]:
         """Contraction off: kernels that do the same arithmetic must give the same bits."""
-        return (f"--gpu-architecture={arch.name}", "--std=c++17", "--fmad=false", "--restrict")
+        return (f"--gpu-architecture={arch.target or arch.name}", "--std=c++17", "--fmad=false", "--restrict")
 
     def compile(self, source: str, arch: Arch, extra: tuple[str, ...] = ()) -> Compiled:
         """Compile in this process."""
@@ -42,6 +46,36 @@ class NvrtcToolchain(Toolchain):
                 failure = f"nvrtcCompileProgram: {status.name}"
                 raise refusal("nvrtc", arch.name, Finished(failure, "", log), source)
             return Compiled(_text(api, "CUBIN", program), log)
+
+    def assembly(self, source: str, arch: Arch, extra: tuple[str, ...] = ()) -> str:
+        """The machine code through nvdisasm; PTX says nothing about it."""
+        program = _nvdisasm()
+        if program is None:
+            raise ToolchainUnavailable(
+                f"the machine code of {arch.name} needs nvdisasm, which is neither on the PATH nor installed as a "
+                "package; `pip install nvidia-cuda-nvdisasm` brings one"
+            )
+        code = self.compile(source, arch, (*extra, "-lineinfo")).code
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(code)
+            file.flush()
+            finished = run((program, "--print-code", "--print-line-info-inline", file.name))
+        if finished.failure is not None:
+            raise ToolchainError(f"{program} did not read the cubin: {finished.failure}; {finished.err.strip()[:200]}")
+        return finished.out
+
+
+def _nvdisasm() -> str | None:
+    """The disassembler: on the PATH, else in NVIDIA's wheel."""
+    found = shutil.which("nvdisasm")
+    if found is not None:
+        return found
+    spec = importlib.util.find_spec("nvidia")
+    folders = [Path(place) for place in (spec.submodule_search_locations or ())] if spec is not None else []
+    programs = sorted(
+        path for folder in folders for path in folder.glob("cu*/bin/nvdisasm") if os.access(path, os.X_OK)
+    )
+    return str(programs[-1]) if programs else None
 
 
 @functools.cache

@@ -25,6 +25,14 @@ def toolchains() -> tuple[Toolchain, ...]:
     return (ClangToolchain(), HiprtcToolchain(), NvrtcToolchain(), HostToolchain())
 
 
+@functools.cache
+def sanitized() -> tuple[Toolchain, ...]:
+    """Toolchains that are taken by name alone: the host's with a sanitizer."""
+    from .sanitized import ADDRESS, UNDEFINED, SanitizedToolchain
+
+    return (SanitizedToolchain(UNDEFINED), SanitizedToolchain(ADDRESS))
+
+
 def choose(arch: Arch, wanted: str | Toolchain | None = None) -> Toolchain:
     """The toolchain of that name, or that one itself, or the first that can build for `arch` here.
 
@@ -32,7 +40,13 @@ def choose(arch: Arch, wanted: str | Toolchain | None = None) -> Toolchain:
         InputError: no toolchain has that name, or it does not build for `arch`.
         ToolchainUnavailable: none can work here, with the reason of every candidate.
     """
-    known = (wanted,) if isinstance(wanted, Toolchain) else toolchains()
+    known = (
+        (wanted,)
+        if isinstance(wanted, Toolchain)
+        else toolchains()
+        if wanted is None
+        else (*toolchains(), *sanitized())
+    )
     name = wanted.name if isinstance(wanted, Toolchain) else wanted
     legal = [toolchain for toolchain in known if toolchain.targets(arch) and name in (None, toolchain.name)]
     if not legal:

@@ -26,8 +26,9 @@ enum { NO_CAPTURE, CAPTURING, SPOILED };
 enum { RELAXED = 2 };
 
 typedef struct { unsigned grid[3], threads, lds_bytes, permute; unsigned long long seed; } HostLaunch;
+typedef struct { void* workspace; char* stacks; unsigned long stack_bytes, stack_stride; } HostArena;
 typedef struct { unsigned block[3], thread; int line, other_line; } HostReport;
-typedef int HostRun(const HostLaunch*, void**, unsigned long long, unsigned long long, HostReport*);
+typedef int HostRun(const HostLaunch*, void**, unsigned long long, unsigned long long, const HostArena*, HostReport*);
 
 enum Kind { MEMORY, STREAM, EVENT, MODULE, FUNCTION, GRAPH, EXEC, KINDS };
 static const char* const kind_names[KINDS] = {
@@ -50,7 +51,13 @@ struct Object {
         struct { int state, mode; pthread_t thread; Object* graph; } stream;
         struct { int recorded, captured; double at; } event;
         struct { byte* image; size_t size; } module;
-        struct { Object* module; HostRun* run; unsigned lds, threads; char signature[33]; char entry[128]; } function;
+        struct {
+            Object* module;
+            HostRun* run;
+            unsigned long workspace;
+            unsigned lds, threads;
+            char signature[33], entry[128];
+        } function;
         struct { Node *first, **last; } graph;
     };
 };
@@ -547,7 +554,9 @@ static int host_build(const char* entry, Object* f) {
     snprintf(path, sizeof path, "%s/%s.so", folder ? folder : ".", entry);
     void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     f->function.run = library ? (HostRun*)dlsym(library, "hk_run") : NULL;
-    if (read == 3 && f->function.run) return 1;
+    const unsigned long* workspace = library ? dlsym(library, "hk_workspace_bytes") : NULL;
+    f->function.workspace = workspace ? *workspace : 0;
+    if (read == 3 && f->function.run && workspace) return 1;
     complain("hipModuleGetFunction: no host build of %s at %s", entry, path);
     return 0;
 }
@@ -592,9 +601,13 @@ static void run(Node* node) {
     void* params[32];
     for (int i = 0; i < 32; ++i) params[i] = &node->values[i];
     const HostLaunch launch = {{node->grid[0], node->grid[1], node->grid[2]}, node->threads, f->function.lds, 0, 0};
+    const unsigned long stack = 64 * 1024, ahead = (f->function.workspace + 4095) / 4096 * 4096;
+    byte* memory = aligned_alloc(4096, ahead + node->threads * stack);
+    const HostArena arena = {memory, (char*)memory + ahead, stack, stack};
     HostReport report = {0};
     const unsigned long long blocks = (unsigned long long)node->grid[0] * node->grid[1] * node->grid[2];
-    const int failed = f->function.run(&launch, params, 0, blocks, &report);
+    const int failed = f->function.run(&launch, params, 0, blocks, &arena, &report);
+    free(memory);
     for (int i = 0; i < 8 && costs[i].part[0]; ++i)
         if (strstr(f->function.entry, costs[i].part)) {
             busy_ms[f->device] += 1e-3 * (costs[i].fixed_us + costs[i].block_us * (double)blocks);

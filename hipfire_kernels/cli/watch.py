@@ -1,0 +1,81 @@
+"""`hfk watch`: what each save of a template did, within a second or two."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import InputError
+from ..family import Variant
+from . import _select
+from .kernels import COLUMNS, check_archs
+
+
+def watch(
+    names: Annotated[list[str], typer.Argument(metavar="FAMILY|VARIANT", help="Families, or entry names.")],
+    arch: Annotated[str, typer.Option(metavar="ARCH,...", help="The archs to build for.")] = "gfx1100",
+    time: Annotated[
+        str | None, typer.Option(metavar="DEVICE", help="Time each change against the last good version there.")
+    ] = None,
+) -> None:
+    """On each save of a template: source, resources against the last good version, parity on the host, time.
+
+    A family stands for one variant of each of its code paths, that with the largest numbers. Declarations
+    (kernels.py) are read once: start anew after editing those. Ends with Ctrl-C.
+    """
+    from .. import outline, runtime
+    from ..watch import Watch, saves, stamps
+
+    archs = check_archs(arch, None)
+    fitting = [[v for v in _select.many([n], everything=False) if _fits(v, ["host", *archs])] for n in names]
+    chosen = list(dict.fromkeys(v for variants in fitting for v in outline.last(variants, "host")))
+    if not chosen:
+        raise InputError(f"no variant of {', '.join(names)} fits the host and {arch}: their blocks have too little LDS")
+    watched = Watch(chosen, archs, runtime.device(time) if time else None)
+    known = stamps()
+    print(f"watching the templates of {', '.join(v.name for v in chosen)}", flush=True)
+    _show(watched.turn(), [], first=True)
+    try:
+        for saved in saves(known):
+            _show(watched.turn(), saved)
+    except KeyboardInterrupt:
+        raise typer.Exit from None
+
+
+def _fits(variant: Variant, archs: list[str]) -> bool:
+    return all(variant.fits(arch) for arch in archs)
+
+
+def _show(turn: Any, saved: list[str], *, first: bool = False) -> None:
+    if turn.diff:
+        print(turn.diff)
+    for variant, arch, message in turn.failures:
+        print(f"FAILED   {arch} {variant.name}: {message}")
+    by_kernel: dict[tuple[str, str], list[str]] = {}
+    for variant, arch, change in turn.changes:
+        text = f"{COLUMNS.get(change.field, change.field)} {change.before} -> {change.after}"
+        by_kernel.setdefault((arch, variant.name), []).append(
+            text if change.verdict == "changed" else f"{text} ({change.verdict})"
+        )
+    for (arch, name), texts in by_kernel.items():
+        print(f"takes    {arch} {name}: {', '.join(texts)}")
+    if turn.results:
+        wrong = sum(not result.ok for result in turn.results)
+        worst = max(result.error for result in turn.results)
+        print(f"parity   host, {len(turn.results)} cases: {wrong or 'none'} wrong, worst error {worst:.2e}")
+    for variant, times in turn.times.items():
+        _show_time(variant, times)
+    what = "ready" if first else f"saved {', '.join(saved)}"
+    about = f"{len(turn.changed)} of the variants watched are new or changed" if turn.changed else "nothing changed"
+    print(f"{'good' if turn.good else 'NOT GOOD':8} {what}: {about}; {turn.seconds:.2f} s\n", flush=True)
+
+
+def _show_time(variant: Variant, times: dict[str, Any]) -> None:
+    from ..timing import ratio
+
+    middle, low, high = ratio(times["before"], times["after"])
+    print(
+        f"time     {variant.name}: {times['before'].median:.1f} -> {times['after'].median:.1f} us, "
+        f"{middle:.3f}x (quartiles {low:.3f} .. {high:.3f})"
+    )
