@@ -12,36 +12,37 @@ or not: proposals are compared with the tokens that come next, whoever produced 
 *Retiring.* With "auto", no r that beats plain decoding means plain steps. Now and then a block is drafted all the same
 and compared, not verified: a probe, at price D. When the comparisons promise a gain again, verifying resumes.
 
-*What trying may cost.* A balance starts at 0. Each token that comes earns `SHARE` = 0.03 steps, a verified block earns
+*What trying may cost.* A balance starts at 0. Each token that comes earns `SHARE` = 0.02 steps, a verified block earns
 its tokens and pays D + V(r), a probe pays D. A cycle begins only when the balance holds its worst case: D for a probe,
 D + V(r) - 1 for a block none of whose drafts is kept. So the balance does not go below 0, and n tokens take at most
-1.03 n steps. From there to 1.05 is room for what no balance holds: the taps that a draft wants of every step (0.01 on
-the demo pair), and prices that are a little off. Retiring forfeits what a good stretch has saved, so that a bad one
-after it is held to the same share.
+1.02 n steps. The way from there to 1.05 is left to what no balance holds: the taps that a draft wants of every step
+(0.01 on the demo pair), the cold cache after a block, prices that are a little off. Retiring forfeits what a good
+stretch has saved, so that a bad one after it is held to the same share.
 
 Two numbers. A pair on a CPU, where rows cost almost as much as steps: D = 1.3, V(4) = 2.0. tau = 1.4 gives E(4) = 2.3,
-less than 3.3: retired; a probe every 1.3 / 0.03 = 44 tokens, 2 in 100 tokens, which then take 102.6 steps. A pair on a
-GPU, where rows cost little: D = 0.1, V(16) = 1.2. The worst case is 0.3 steps, so the first block is verified after
-0.3 / 0.03 = 10 tokens; from tau = 0.3 on it stays.
+less than 3.3: retired; a probe every 1.3 / 0.02 = 65 tokens, 15 in 1,000 tokens, which then take 1,019.5 steps. A pair
+on a GPU, where rows cost little: D = 0.1, V(16) = 1.2. The worst case is 0.3 steps, so the first block is verified
+after 0.3 / 0.02 = 15 tokens; from tau = 0.3 on it stays.
 
-What an engine has not measured yet it finds out once, not in every request: the first block that it drafts and the
-first that it verifies (the one of the fewest rows that promises a gain) are charged, but not paid in advance. Of the
-former at most `FIRST_DRAFT` = 4 steps are charged, as it may have built kernels. The worst case of more rows than ever
-before is what the most so far cost a row. The projection of a prompt's context in a request's first block may take
-`SHARE` of the prefill.
+What an engine has not measured yet it finds out once, not in every request: its first block (and the first one of a
+later request, as long as there was no second), and the first that it verifies (of the fewest rows that promise a gain)
+are charged, but not paid in advance. Of the very first at most `FIRST_DRAFT` = 4 steps are charged, as it may have
+built kernels. The worst case of more rows than ever before is what the most so far cost a row. The projection of a
+prompt's context in a request's first block may take `SHARE` of the prefill.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
-from statistics import median
+from statistics import median, median_low
 from typing import NamedTuple
 
 from .layers import BLOCK_ROWS
 from .prefix import common_prefix
 
-SHARE = 0.03
+SHARE = 0.02
 """Of the time of plain decoding, what drafting may lose."""
 
 FIRST_DRAFT = 4.0
@@ -104,6 +105,14 @@ class Cycle(NamedTuple):
 PLAIN, CAPPED, _PROBE = Plan(False, 1), Plan(False, 1, capped=True), Plan(True, 1)
 
 
+class _Open(NamedTuple):
+    """A block that is being compared: what it proposed, how much of it has come, what it weighs."""
+
+    drafts: Sequence[int]
+    agreed: int
+    weight: float
+
+
 class Acceptance:
     """How many drafts of a block are kept: for each position the share of blocks that agree up to it.
 
@@ -113,8 +122,8 @@ class Acceptance:
 
     def __init__(self, positions: int) -> None:
         self._kept = [0.5**j for j in range(1, positions + 1)]
-        self._judged = 0
-        self._open: list[tuple[list[int], int]] = []  # proposals, and how many of them have come true
+        self._blocks = 0
+        self._open: list[_Open] = []
 
     @property
     def is_waiting(self) -> bool:
@@ -124,56 +133,49 @@ class Acceptance:
     def proposed(self, drafts: Sequence[int]) -> None:
         """A block was drafted for the positions of the tokens that come next."""
         if drafts:
-            self._open.append((list(drafts), 0))
+            self._open.append(_Open(drafts, 0, max(1 / _MEMORY, 1 / (self._blocks + 2))))
+            self._blocks += 1
 
     def produced(self, tokens: Sequence[int]) -> None:
         """These tokens came next."""
         waiting = []
-        for drafts, agreed in self._open:
-            ahead = drafts[agreed:]
-            same = common_prefix(ahead, tokens)
-            if same == len(tokens) < len(ahead):
-                waiting.append((drafts, agreed + same))
+        for drafts, before, weight in self._open:
+            agreed = before + common_prefix(drafts[before:], tokens)
+            self._judge(range(before, agreed), 1.0, weight)
+            if agreed == before + len(tokens) < len(drafts):
+                waiting.append(_Open(drafts, agreed, weight))
             else:
-                self._judge(len(drafts), agreed + same)
+                self._judge(range(agreed, len(drafts)), 0.0, weight)
         self._open = waiting
 
     def expected(self, rows: int) -> float:
         """Tokens that verifying `rows` rows produces on average."""
         return 1.0 + sum(self._kept[: rows - 1])
 
-    def _judge(self, drafted: int, agreed: int) -> None:
-        weight = max(1 / _MEMORY, 1 / (self._judged + 2))
-        self._judged += 1
-        for j in range(drafted):
-            self._kept[j] += weight * ((j < agreed) - self._kept[j])
-
-
-class _Price(NamedTuple):
-    """What something costs, in plain steps, by so many measurements."""
-
-    steps: float
-    seen: int
-
-    def and_then(self, steps: float) -> _Price:
-        """With one more, the next value of an exponentially weighted mean. The second replaces the first, which may
-        have been the time of a kernel's build, or of a prompt's projection."""
-        if self.seen == 1:
-            return _Price(steps, 2)
-        return _Price(self.steps + (steps - self.steps) / 4, self.seen + 1)
+    def _judge(self, positions: range, kept: float, weight: float) -> None:
+        for j in positions:
+            self._kept[j] += weight * (kept - self._kept[j])
 
 
 class Prices:
-    """What drafting and verifying cost, in plain steps. One for all requests of an engine, in any thread."""
+    """What drafting and verifying cost, in plain steps. One for all requests of an engine, in any thread.
+
+    A price is the median of its last five measurements, of two the lower: a first one may have been a kernel's build.
+    """
 
     def __init__(self) -> None:
-        self._draft: _Price | None = None
-        self._forward: list[_Price | None] = [None, _Price(1.0, 1)] + [None] * (BLOCK_ROWS - 1)  # by rows
+        self._draft: tuple[float, ...] = ()
+        self._forward: list[tuple[float, ...]] = [(), (1.0,), *[()] * (BLOCK_ROWS - 1)]  # by rows
 
     @property
     def draft(self) -> float | None:
         """The price of a block; None before the first."""
-        return self._draft.steps if self._draft else None
+        return median_low(self._draft) if self._draft else None
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether more than one block was measured."""
+        return len(self._draft) > 1
 
     @property
     def has_verified(self) -> bool:
@@ -182,12 +184,12 @@ class Prices:
 
     def note_draft(self, steps: float) -> None:
         """A block was drafted at this price."""
-        self._draft = self._draft.and_then(steps) if self._draft else _Price(steps, 1)
+        self._draft = (*self._draft[-4:], steps)
 
     def note_forward(self, rows: int, steps: float) -> None:
-        """A verify pass of `rows` rows took so many steps."""
-        steps, known = min(steps, float(rows)), self._forward[rows]
-        self._forward[rows] = known.and_then(steps) if known else _Price(steps, 1)
+        """A verify pass of `rows` rows took so many steps. What is more a row than a smaller pass takes was not it."""
+        bound = min(price * rows / fewer for fewer, price in self._known() if fewer < rows)
+        self._forward[rows] = (*self._forward[rows][-4:], min(steps, bound))
 
     def forward(self, rows: int) -> float:
         """The likely price of a pass: on the lines between those measured, beyond them on the line through the ends."""
@@ -206,7 +208,7 @@ class Prices:
 
     def _known(self) -> list[tuple[int, float]]:
         """Rows and prices of what was measured."""
-        return [(rows, price.steps) for rows, price in enumerate(self._forward) if price]
+        return [(rows, median_low(measured)) for rows, measured in enumerate(self._forward) if measured]
 
 
 class Pace:
@@ -249,7 +251,8 @@ class Pace:
             return PLAIN
         if price is None:
             return _PROBE
-        if self._balance < price:
+        is_free = not self._prices.is_sure and self._is_first_block
+        if self._balance < (0.0 if is_free else price):
             return PLAIN
         return self._affordable(most, price)
 
@@ -278,12 +281,11 @@ class Pace:
     def _pay_draft(self, seconds: float) -> None:
         """Charge a block, and learn its price. A request's first one also projects the prompt, within its share."""
         first, self._is_first_block = self._is_first_block, False
-        steps = max(0.0, seconds - (self._prompt_share if first else 0.0)) / self._step
-        if self._prices.draft is None:
-            steps = min(steps, FIRST_DRAFT)
-        if self._prices.draft is None or not first:
-            self._prices.note_draft(steps)
-        self._balance -= steps
+        most = FIRST_DRAFT if self._prices.draft is None else math.inf
+        if not first or not self._prices.is_sure:
+            self._prices.note_draft(min(seconds / self._step, most))
+        shared = self._prompt_share if first else 0.0
+        self._balance -= min(max(0.0, seconds - shared) / self._step, most)
 
     def _affordable(self, most: int, price: float) -> Plan:
         """The block that gains most of those whose worst case is paid for; without any that gains, a probe."""

@@ -256,16 +256,18 @@ class Q8Attention:
         return on.to_host(out)
 
     def _is_faster_directly(self, cache: KVCache, q: Array, positions: NDArray[np.int32]) -> bool:
-        """Whether a route that a graph cannot hold is admitted, and the graph is not insisted on.
+        """Whether the route that would run is one that a graph cannot hold, and the graph is not insisted on.
 
         What a graph saves is a few launches; such a route has evidence of being faster by more than that.
         """
         from ..dispatch import admit, policy
+        from ..dispatch.routes import is_graph_safe
 
         if policy.current().verify_graph:
             return False
         request = _verify_request(self._device, cache, q, int(positions[-1]) + 1, capturing=False)
-        return admit(request).fallback is not None
+        chosen = admit(request).route
+        return chosen is not None and not is_graph_safe(chosen)
 
     def _directly(self, cache: KVCache, q: Array, positions: NDArray[np.int32]) -> tuple[Any, str]:
         from ..dispatch import attend
