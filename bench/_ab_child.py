@@ -93,7 +93,12 @@ def _generate(job: Found, on: Device) -> Found:
     engine = Engine(load_target(job["target"]), draft, device=on.name, kv_format=job["kv_format"])
     with threadpool_limits(job["blas_threads"]):
         for _ in range(2):  # the first is not recorded
-            generation = engine.stream(job["prompt"], job["max_new_tokens"], block_size=job["block_size"])
+            generation = engine.stream(
+                job["prompt"],
+                job["max_new_tokens"],
+                block_size=job["block_size"],
+                speculation="on" if draft is not None else "off",  # "auto" goes by the clock, and no two runs are alike
+            )
             began = time.perf_counter()
             next(generation)
             decoding = time.perf_counter()

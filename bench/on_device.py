@@ -200,7 +200,7 @@ def model(device_name: str) -> dict[str, Any]:
     engine = Engine(target, draft, device=device_name)
     rows = []
     for prompt in demo_prompts():
-        found = engine.generate(tokenizer.encode(prompt), max_new_tokens=64)
+        found = engine.generate(tokenizer.encode(prompt), 64, speculation="on", adaptive_b=False)
         rows.append(
             {
                 "tau": found.tau,

@@ -85,7 +85,7 @@ def _add(found: Results, document: Any, text: str, file: Path) -> bool:
         found.parity.append(document)
     elif "route" in rows[0]:
         found.tables.append(document)
-    elif "who" in rows[0]:
+    elif {"who", "head_dim"} <= rows[0].keys():  # of verify attention; draft attention has a table of its own
         found.peers.append(document)
     else:
         return False

@@ -30,8 +30,8 @@ from .layout import (
 from .runtime import Device, Launch, View
 
 SPLIT_ROWS = 32
-"""Query rows of a split kernel whose partials are held at once: 26 MB for 24 heads, 33 splits and 256 dims, whatever the
-context. The records of tiles are as many as the context has tiles, and a limit on their rows is a limit on memory."""
+"""Query rows of a split kernel whose partials are held at once: 26 MB for 24 heads, 33 splits and 256 dims, whatever
+the context. Records of tiles are as many as the context has tiles: there a limit on rows is a limit on memory."""
 
 PARTIALS_ROWS = 16
 """Query rows whose partials are held at once by default: one speculative block of 16 in one go."""

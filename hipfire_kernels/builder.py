@@ -118,7 +118,9 @@ def _compile(variant: Buildable, arch: Arch, compiler: Toolchain, identity: str,
     if arch.dialect == "amd":
         resources = read_resources(compiled.code, arch, variant.entry)
     elif arch.dialect == "nvidia":
-        resources = read_cubin(compiled.code, arch, variant.entry, variant.lds_bytes(arch.name), variant.threads(arch.name))
+        resources = read_cubin(
+            compiled.code, arch, variant.entry, variant.lds_bytes(arch.name), variant.threads(arch.name)
+        )
     else:
         resources = Resources(lds_bytes=variant.lds_bytes(arch.name))
     return Entry(

@@ -87,9 +87,9 @@ class Tolerance:
         worst_row: the limit.
         grows: queries are rounded before they are multiplied: the limit is for standard normal inputs, and larger
             products have a larger one (`parity_split.stretch`).
-        per_key: added to the limit for each key of a record. Where one f32 takes the whole sum, equal weights and values
-            of one sign make all its roundings go one way: by 2^-25 of the sum each on average, half the bound of Higham,
-            Accuracy and Stability of Numerical Algorithms, 2nd ed., section 4.2.
+        per_key: added to the limit for each key of a record. Where one f32 takes the whole sum, equal weights and
+            values of one sign make all its roundings go one way: by 2^-25 of the sum each on average, half the bound of
+            Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 4.2.
     """
 
     worst_row: float

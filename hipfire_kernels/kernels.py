@@ -412,7 +412,7 @@ N64_RESIDENT = 2
 
 
 def _n64_lds(v: Variant, arch: Arch) -> tuple[Lds, ...]:
-    """Two tiles of keys, and the queries' terms: NVIDIA has the registers to keep the first one there, beside f32 keys."""
+    """Two tiles of keys, and the queries' terms: NVIDIA keeps the first in registers, beside f32 keys."""
     names = ["first", "second"]
     names += ["query_hi"] if arch.dialect != "nvidia" or v.kv == "f16" else []
     names += ["query_lo"] if v.terms == 2 else []

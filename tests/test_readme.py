@@ -16,18 +16,18 @@ def blocks(language: str) -> list[str]:
 def test_the_python_examples_run() -> None:
     scope: dict[str, object] = {}
     examples = blocks("python")
-    assert len(examples) == 3
-    for example in examples[:2]:
+    assert len(examples) == 4
+    for example in examples[:3]:
         exec(compile(example, "README.md", "exec"), scope)
 
 
 def test_the_declaration_example_is_legal() -> None:
-    from hipfire_kernels.family import KernelFamily, Scalar, Tensor, Tolerance
     from hipfire_kernels.archs import arch
+    from hipfire_kernels.family import KernelFamily, Scalar, Tensor, Tolerance
     from hipfire_kernels.render import _signature
 
     scope: dict[str, object] = {c.__name__: c for c in (KernelFamily, Scalar, Tensor, Tolerance)}
-    exec(compile(blocks("python")[2], "README.md", "exec"), scope)
+    exec(compile(blocks("python")[3], "README.md", "exec"), scope)
     family = scope["SCALE"]
     assert isinstance(family, KernelFamily)
     assert "float* __restrict__ x" in _signature(family.variant(head_dim=128), arch("gfx1100"))
