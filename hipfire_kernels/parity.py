@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import reference
-from .attention import check_verify, verify_plan, workspace_shape
+from .attention import PARTIALS_ROWS, check_verify, verify_plan, workspace_shape
 from .binding import launch
 from .draft import DraftWorkspace, draft_attend_rows
 from .errors import InputError
@@ -295,7 +295,9 @@ def run_attend(variant: Variant, case: Case, device: Device, rows: slice = slice
     ]
     shape = check_verify(device, *arrays[:3])
     partials = Guarded(device, workspace_shape(variant, device, shape, ctx), fill=STALE)
-    plan = verify_plan(variant, device, shape, ctx, block_cols=case.block_cols, partials=partials.array)
+    plan = verify_plan(
+        variant, device, shape, ctx, block_cols=case.block_cols, partials_rows=PARTIALS_ROWS, partials=partials.array
+    )
     bias = None if i.tree_bias is None else device.to_device(i.tree_bias)
     plan.run(*arrays, ctx=ctx, tree_bias=bias, window=case.window)
     return out.read(), [out, partials]

@@ -25,6 +25,7 @@ from hipfire_kernels.toolchains._hiprtc_child import main as hiprtc_child
 from hipfire_kernels.toolchains.clang import ClangToolchain
 from hipfire_kernels.toolchains.hiprtc import HiprtcToolchain
 from hipfire_kernels.toolchains.host import HostToolchain
+from hipfire_kernels.toolchains.nvrtc import NvrtcToolchain
 from hipfire_kernels.toolchains.registry import choose, toolchains
 
 GFX1100, GFX1201, HOST = arch("gfx1100"), arch("gfx1201"), arch("host")
@@ -422,3 +423,13 @@ class TestHiprtc:
         answer = json.loads((tmp_path / "answer.json").read_text())
         assert answer["stage"] == "import"
         assert "hip" in answer["error"]
+
+
+def test_an_empty_log_of_nvrtc_spoils_no_shared_bytes() -> None:
+    """The log is one byte, and the bindings write into the bytes object that they are given."""
+    why = NvrtcToolchain().available(arch("sm_90"))
+    if why is not None:
+        pytest.skip(f"no nvrtc: {why}")
+    source = 'extern "C" __global__ void nothing(int* x) { x[0] = 1; }'
+    assert NvrtcToolchain().compile(source, arch("sm_90")).log == ""
+    assert [bytes([n])[0] for n in range(256)] == list(range(256))

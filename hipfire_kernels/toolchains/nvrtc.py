@@ -108,9 +108,11 @@ def _program(source: str) -> Iterator[tuple[Any, Any]]:
 
 def _text(api: Any, what: str, program: Any) -> bytes:
     status, size = getattr(api, f"nvrtcGet{what}Size")(program)
-    data: bytes = b" " * size
+    # The bindings write into the bytes they are given. Python shares those of one character between all who use it: an
+    # empty log, one byte, turned every space of the process into a NUL. These are ours alone.
+    data = bytes(size + 2)
     if not int(status):
         (status,) = getattr(api, f"nvrtcGet{what}")(program, data)
     if int(status):
         raise ToolchainError(f"nvrtcGet{what} failed: {status.name}")
-    return data
+    return data[:size]

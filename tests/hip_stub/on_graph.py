@@ -193,7 +193,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
 def generated(pair: tuple[Any, Any], device: str, asked: bool | None) -> GenerationResult:
     prompt = [int(t) for t in np.random.default_rng(5).integers(0, 94, 245)]
     with policy.override(verify_graph=asked):
-        return Engine(*pair, device=device).generate(prompt, NEW, stop=())
+        return Engine(*pair, device=device).generate(prompt, NEW, stop=(), speculation="on", adaptive_b=False)
 
 
 def test_the_loop_gives_the_same_tokens_with_and_without_a_graph(pair: tuple[Any, Any], hip0: GpuDevice) -> None:
@@ -258,7 +258,7 @@ def test_threads_keep_out_of_each_others_captures(pair: tuple[Any, Any], hip0: G
 
     def generate(prompt: list[int]) -> GenerationResult:
         with policy.override(verify_graph=True):
-            return engine.generate(prompt, 12, stop=())
+            return engine.generate(prompt, 12, stop=(), speculation="on", adaptive_b=False)
 
     with ThreadPoolExecutor(len(prompts)) as pool:
         together = list(pool.map(generate, prompts))
