@@ -305,6 +305,7 @@ def _rules(r: Evidence) -> list[Rule]:
 
 
 def is_date(text: str) -> bool:
+    """Whether a text is a calendar date as `date.isoformat` writes it."""
     try:
         return date.fromisoformat(text).isoformat() == text
     except ValueError:
