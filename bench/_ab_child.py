@@ -97,7 +97,8 @@ def _generate(job: Found, on: Device) -> Found:
                 job["prompt"],
                 job["max_new_tokens"],
                 block_size=job["block_size"],
-                speculation="on" if draft is not None else "off",  # "auto" goes by the clock, and no two runs are alike
+                # "auto" goes by the clock, and no two runs are alike.
+                speculation="on" if draft is not None and job["block_size"] != 1 else "off",
             )
             began = time.perf_counter()
             next(generation)
