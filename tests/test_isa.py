@@ -244,6 +244,8 @@ def test_instructions_of_a_tile_loop() -> None:
 
 class TestRefusals:
     def test_no_nvdisasm(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        if reason := nvrtc.NvrtcToolchain().available(arch("sm_90")):
+            pytest.skip(reason)
         monkeypatch.setattr(nvrtc, "_nvdisasm", lambda: None)
         with pytest.raises(ToolchainUnavailable, match="needs nvdisasm, which is neither on the PATH nor"):
             isa.listing(next(ends()), "sm_90", nvrtc.NvrtcToolchain())
