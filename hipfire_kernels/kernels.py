@@ -123,6 +123,9 @@ ROWS = KernelFamily(
     tolerance=EXACT_F32,
 )
 
+F16_MAX = 65504.0
+"""The largest f16."""
+
 SPLIT_THREADS = 8 * WAVE
 SPLIT_GROUPS = tuple(range(1, 9))
 
@@ -136,6 +139,15 @@ def _split_args(v: Variant) -> tuple[Tensor | Scalar, ...]:
         _partials(v, writes=True, records="splits"),
         *_ints("n_kv_heads", "capacity", "splits", "first_row", "batch"),
         Scalar("scale", "f32"),
+    )
+
+
+def _verify_mma_args(v: Variant) -> tuple[Tensor | Scalar, ...]:
+    """K and V become f16: a block whose scale may bring a value beyond that comes out as infinity or NaN."""
+    caches = ("k_cache", "v_cache")
+    return tuple(
+        replace(arg, largest=F16_MAX) if isinstance(arg, Tensor) and arg.name in caches else arg
+        for arg in _split_args(v)
     )
 
 
@@ -244,7 +256,7 @@ VERIFY_MMA = KernelFamily(
     params={"head_dim": (128, 256), "group": SPLIT_GROUPS, "rows": (4, 8, 16), "terms": (1, 2)},
     where=lambda v: v.rows * v.group <= MMA_COLUMNS[v.terms],
     entry=lambda v: _split_entry(v) + ("" if v.terms == 1 else f"_t{v.terms}"),
-    args=_split_args,
+    args=_verify_mma_args,
     refuse=_other_group,
     grid=_split_grid,
     block=_verify_mma_threads,
@@ -337,9 +349,6 @@ MATRIX_ROWS = 16
 
 WIDE = 16
 """Bytes that the matrix kernels load and store at once."""
-
-F16_MAX = 65504.0
-"""The largest f16."""
 
 F16_TWO_TERMS, F16 = Tolerance(worst_row=2e-4), Tolerance(worst_row=1e-2)
 

@@ -164,7 +164,15 @@ class _Call:
         partials = _Output(self._device, records, _elements(variant, "partials", how.offset), fill=STALE)
         self._others.append(partials)
         cols = 0 if request.tree_bias is None else request.tree_bias.shape[1]
-        plan = verify_plan(variant, self._device, shape, max_ctx, block_cols=cols, partials=partials.array)
+        plan = verify_plan(
+            variant,
+            self._device,
+            shape,
+            max_ctx,
+            block_cols=cols,
+            partials_rows=how.partials_rows,
+            partials=partials.array,
+        )
 
         def launched(stream: Any) -> None:
             plan.run(
