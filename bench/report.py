@@ -37,7 +37,7 @@ def page(files: Sequence[Path], against: Path | None = None, title: str = "hipfi
         InputError: a file cannot be read, or none is of a kind that a report shows.
         ToolchainUnavailable: matplotlib is not installed.
     """
-    report_plots.library()
+    report_plots.plotting()
     results = read(files)
     if not results.names:
         raise InputError(f"none of {', '.join(results.passed_over) or 'no files'} is a result that a report shows")

@@ -78,7 +78,7 @@ class Plot:
     joined: bool = True
 
 
-def library() -> Any:
+def plotting() -> Any:
     """matplotlib, set up for SVG.
 
     Raises:
@@ -100,7 +100,7 @@ def series_colour(index: int) -> str:
 
 def draw(plot: Plot) -> str:
     """The plot as an `<svg>` element."""
-    matplotlib = library()
+    matplotlib = plotting()
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 

@@ -6,7 +6,9 @@ here, before the first launch.
 
 from __future__ import annotations
 
+import abc
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,7 +106,7 @@ def check_positions(positions: npt.NDArray[Any], rows: int, capacity: int, *, le
     return high + 1
 
 
-class VerifyPlan:
+class VerifyPlan(abc.ABC):
     """A verify family and the reducer, ready to run: built, loaded, workspace allocated, arguments packed.
 
     A plan has one workspace: it is for one stream, and one thread, at a time. After a run, `launches` is what it
@@ -159,9 +161,9 @@ class VerifyPlan:
     def _bound(self) -> list[BoundLaunch]:
         return [bound for launches in self._batches for bound in launches]
 
+    @abc.abstractmethod
     def _extents(self, covered: int, window: int) -> tuple[dict[str, int], ...]:
         """What the first launch, and the merging one, are told of the keys covered, and of the window."""
-        raise NotImplementedError
 
     def _bind(
         self, variant: Variant, merging: Variant | None, partials: View, first_row: int, batch: int, block_cols: int
@@ -305,7 +307,7 @@ def reducer(variant: Variant) -> Variant | None:
 
 def verify_plan(variant: Variant, device: Device, shape: VerifyShape, max_ctx: int, **options: Any) -> VerifyPlan:
     """The plan of a variant, by what its records cover. Arguments: see `VerifyPlan`."""
-    kinds = {"tile": TilePlan, "split": SplitPlan, "": DirectPlan}
+    kinds: dict[str, Callable[..., VerifyPlan]] = {"tile": TilePlan, "split": SplitPlan, "": DirectPlan}
     options.setdefault("partials_rows", rows_at_once(variant, PARTIALS_ROWS))
     return kinds[variant.family.records](variant, device, shape, max_ctx, **options)
 
