@@ -268,7 +268,7 @@ def _windowed(r: AttendRequest) -> Check:
 DFLASH_SLIDING = _draft("dflash_sliding", True, _windowed)
 DFLASH_SCALAR = _draft("dflash_scalar", False, checks.equals("window", 0), checks.equals("causal", False))
 
-DFLASH_N64 = _draft_matrix("dflash_n64", "attention_dflash_wmma_n64_f32", 16, terms=2)
+DFLASH_N64 = _draft_matrix("dflash_n64", "attention_dflash_wmma_n64_f32", 16)
 DFLASH_M32 = _draft_matrix("dflash_m32", "attention_dflash_wmma_m32_f32", 32)
 DFLASH_M16 = _draft_matrix("dflash_m16", "attention_dflash_wmma_f32", 16)
 

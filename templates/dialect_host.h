@@ -46,6 +46,7 @@ struct Report {
 };
 
 constexpr unsigned MAX_THREADS = 1024, WAVE = 32, LDS_MAX = 64 * 1024, LDS_GUARD = 256;
+constexpr unsigned OWN_BYTES = 2048, OWN_CLEARED = 16;  // of each thread, and how many are zero when a block starts
 
 enum State : unsigned char { RUNNING, IN_WAVE_OP, AT_BARRIER, DONE };
 
@@ -74,6 +75,7 @@ struct Workspace {
     Fiber fibers[MAX_THREADS];
     Wave waves[MAX_THREADS / WAVE];
     unsigned short order[MAX_THREADS], place[MAX_THREADS];
+    __attribute__((aligned(64))) unsigned char own[MAX_THREADS][OWN_BYTES];
     __attribute__((aligned(64))) unsigned char lds[LDS_MAX + LDS_GUARD];
 };
 
@@ -82,10 +84,11 @@ struct Block {
     Fiber* fibers;
     Wave* waves;
     unsigned short *order, *place;
+    unsigned char (*own)[OWN_BYTES];
     unsigned char* lds;
     unsigned threads, alive, current, barrier_generation, barrier_arrived;
     int barrier_line;
-    unsigned index[3], serial;  // the serial number tells blocks apart that one OS thread runs after each other
+    unsigned index[3];
     Error error;
     Report report;
 #if HK_ASM_SWITCH
@@ -256,6 +259,7 @@ static void work_in(const Arena& arena) {
     block.waves = own.waves;
     block.order = own.order;
     block.place = own.place;
+    block.own = own.own;
     block.lds = own.lds;
 }
 
@@ -300,11 +304,13 @@ static void run_block(const Launch& launch, const Arena& arena, unsigned long lo
     block.index[0] = (unsigned)(linear % launch.grid[0]);
     block.index[1] = (unsigned)(linear / launch.grid[0] % launch.grid[1]);
     block.index[2] = (unsigned)(linear / launch.grid[0] / launch.grid[1]);
-    ++block.serial;
     block.threads = block.alive = launch.threads;
     block.barrier_arrived = block.barrier_generation = 0;
     for (unsigned w = 0; w < launch.threads / WAVE; ++w) block.waves[w].generation = block.waves[w].arrived = 0;
-    for (unsigned t = 0; t < launch.threads; ++t) prepare_fiber(arena, t);
+    for (unsigned t = 0; t < launch.threads; ++t) {
+        prepare_fiber(arena, t);
+        __builtin_memset(block.own[t], 0, OWN_CLEARED);
+    }
     order_threads(launch, linear);
     __builtin_memset(block.lds, 0xff, launch.lds_bytes + LDS_GUARD);
     block.current = block.order[0];

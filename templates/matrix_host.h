@@ -178,21 +178,16 @@ __device__ __forceinline__ void store_pair(float* const (&to)[fragment::ROW_SLOT
 namespace hk {
 constexpr int COPIES = 64;
 struct Copies {
+    unsigned first, next, group;  // none are pending when a block starts: these are what is cleared
     struct {
         Chunk* to;
         const void* from;
         unsigned group;
     } pending[COPIES];
-    unsigned first, next, group, serial;
 };
-static thread_local Copies copies[MAX_THREADS];
+static_assert(sizeof(Copies) <= OWN_BYTES && __builtin_offsetof(Copies, pending) <= OWN_CLEARED, "see Workspace::own");
 
-static Copies& own_copies() {
-    Copies& c = copies[block.current];
-    if (c.serial != block.serial) c.first = c.next;  // those are of a block that ended without waiting
-    c.serial = block.serial;
-    return c;
-}
+static Copies& own_copies() { return *(Copies*)block.own[block.current]; }
 static void arrive(Copies& c) {
     const auto& copy = c.pending[c.first++ % COPIES];
     if (copy.from)

@@ -50,7 +50,7 @@ SPLIT = {"head_dim": 128, "group": 6, "rows": 8}
 MERGE = {"head_dim": 128, "bound": "splits"}
 SLIDE = {"head_dim": 128, "sliding": True}
 F32KV = {"head_dim": 128, "kv": "f32", "sliding": True}
-F16KV = {"head_dim": 128, "kv": "f16", "sliding": False, "terms": 2}
+F16KV = {"head_dim": 128, "kv": "f16", "sliding": False}
 
 MUTANTS = [
     Mutant("bound one short", TILE_BATCHED, TILE, f"{TILE_BATCHED}.hip.j2", "positions[row] + 1", "positions[row]"),
