@@ -1,4 +1,4 @@
-"""Everything that needs a GPU, in one call: parity, sanitizers, host time of a plan, the kernel table, peers.
+"""Everything that needs a GPU, in one call: parity, sanitizers, host time of a plan, the kernel table, peers, A/B runs.
 
     python -m hipfire_kernels.bench.on_device --device cuda:0 --out DIR parity sanitize host table peers
 
@@ -32,10 +32,11 @@ from ..parity import Case, check, grid, inputs, run_attend, tile_twin, worst_row
 from ..runtime import Device
 from ..runtime import device as open_device
 from ..runtime.gpu import GpuDevice
-from . import draft, kernels, peers
+from . import ab, draft, kernels, peers
 
 LONG = (32768, 131072)
-SECTIONS = ("parity", "sanitize", "host", "model", "arrays", "table", "draft", "peers")
+AB = tuple(f"ab-{part}" for part in ab.PARTS)
+SECTIONS = ("parity", "sanitize", "host", "model", "arrays", "table", "draft", "peers", *AB)
 
 
 def variants() -> list[Variant]:
@@ -302,6 +303,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             report = {**kernels.provenance(device), "rows": kernels.table(device, shapes, rounds=30)}
         elif section == "draft":
             report = draft.measure(device)
+        elif section in AB:
+            report = ab.on_card(options.device, (section.removeprefix("ab-"),))
         else:
             report = peers.measure(device, quick=options.quick)
         (options.out / f"{section}.json").write_text(json.dumps(report, indent=1) + "\n")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..attention import reducer
+from ..attention import check_heads, reducer
 from ..errors import DeviceError, InputError
 from ..family import Variant
 from ..runtime import Device
@@ -102,8 +102,11 @@ def targets(arch: str, routes: Sequence[str], head_dims: Sequence[int], settings
         routes: names; all that need evidence when empty.
 
     Raises:
-        InputError: a route is unknown or needs no evidence, or takes none of the head_dims.
+        InputError: a route is unknown or needs no evidence, or takes none of the head_dims with these heads; the heads
+            are none.
     """
+    for head_dim in head_dims:
+        check_heads(1, settings.n_heads, settings.n_kv_heads, head_dim)
     known = [row for row in ROUTES if row.needs_evidence]
     chosen = [route_named(name) for name in routes] or known
     found: list[Target] = []
@@ -112,7 +115,10 @@ def targets(arch: str, routes: Sequence[str], head_dims: Sequence[int], settings
             raise InputError(f"route {row.name} needs no evidence; those that do: {', '.join(r.name for r in known)}")
         legal = [target for d in head_dims if (target := _target(arch, row, d, settings)) is not None]
         if not legal and routes:
-            raise InputError(f"route {row.name} has no kernel for head_dim {', '.join(map(str, head_dims))}")
+            raise InputError(
+                f"route {row.name} has no kernel for head_dim {', '.join(map(str, head_dims))} with "
+                f"{settings.n_heads}/{settings.n_kv_heads} heads"
+            )
         found += legal
     return found
 

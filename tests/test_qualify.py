@@ -350,7 +350,10 @@ def test_without_a_gpu_auto_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: 
     [
         (["--route", "rows16"], "route 'rows16' is not known"),
         (["--route", "tile_batched"], "route tile_batched needs no evidence; those that do: "),
-        (["--route", "rows8", "--head-dim", "64"], "route rows8 has no kernel for head_dim 64"),
+        (["--route", "rows8", "--head-dim", "64"], "route rows8 has no kernel for head_dim 64 with 2/1 heads"),
+        (["--route", "verify_gqa", "--heads", "9/1"], "route verify_gqa has no kernel for head_dim 128, 256 with 9/1"),
+        (["--heads", "5/2"], "n_heads is 5 with 2 KV heads; required: a positive multiple of the KV heads"),
+        (["--heads", "5"], "--heads is '5'; required: query heads / KV heads"),
         (["--head-dim", "128,x"], "--head-dim is '128,x'; required: numbers with commas"),
     ],
 )
@@ -365,6 +368,19 @@ def test_an_output_that_cannot_be_written(folder: Path, measured: list[str]) -> 
     with pytest.raises(InputError, match="cannot be written"):
         run(folder / "file" / "out.json")
     assert measured == []
+
+
+def test_each_group_is_qualified_on_its_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(measure, "timer", fake_timer(dict.fromkeys(range(16), 2.0)))
+    asked = ("--device", "host", "--head-dim", "128", "--route", "verify_gqa", "--heads")
+    for heads, group in (("2/1", 2), ("6/2", 3)):
+        assert evidence.find("host", "verify_gqa", 128, group) is None
+        assert hfk(capsys, *asked, heads)[0] == 0
+        evidence.forget()
+    shapes = [(r.shape.n_heads, r.shape.n_kv_heads) for r in evidence.read_file(folder / "host.json")]
+    assert shapes == [(2, 1), (6, 2)]
 
 
 def test_the_module_runs_as_a_program() -> None:

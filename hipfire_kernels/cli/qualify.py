@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from . import _out
 from ._errors import FAILED, refuse
 
 if TYPE_CHECKING:
+    from ..dispatch.measure import Settings
     from ..dispatch.qualify import Journal, Result, Step
     from ..dispatch.record import Evidence
     from ..runtime import Device
@@ -26,6 +28,9 @@ def qualify(
     device: Annotated[str, typer.Option(help="auto: the first GPU. host: the CPU.")] = "auto",
     route: Annotated[list[str] | None, typer.Option(help="A route; may be repeated. [default: all]")] = None,
     head_dim: Annotated[str, typer.Option(help="head_dims, comma-separated.")] = "128,256",
+    heads: Annotated[
+        str | None, typer.Option(help="Query/KV heads; verify_gqa and verify_mma open for their ratio. [default: 24/4; host: 6/1]")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="[default: ARCH.json in the user's evidence folder]")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the steps; measure and write nothing.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer cases, contexts and rounds.")] = False,
@@ -39,7 +44,7 @@ def qualify(
     from ..dispatch import qualify as work
 
     on = _open(device)
-    settings = measure.settings_for(on, quick)
+    settings = _with_heads(measure.settings_for(on, quick), heads)
     about = work.targets(on.arch.name, route or [], _numbers(head_dim), settings)
     file = out or work.default_out(on)
     planned = work.steps(about, settings)
@@ -67,6 +72,16 @@ def _open(name: str) -> Device:
     if name == "auto" and on.name == "host":
         raise refuse("no GPU opens here (hfk doctor says why); --device host qualifies the CPU")
     return on
+
+
+def _with_heads(settings: Settings, heads: str | None) -> Settings:
+    """The settings, with the heads that were asked for."""
+    from .explain import heads_of
+
+    if heads is None:
+        return settings
+    n_heads, n_kv_heads = heads_of(heads)
+    return replace(settings, n_heads=n_heads, n_kv_heads=n_kv_heads)
 
 
 def _numbers(text: str) -> list[int]:

@@ -17,10 +17,6 @@ from ..errors import DeviceError, ToolchainUnavailable
 from .case import FuzzCase, variant_of
 from .checking import Finding
 
-VARIANTS_OF_A_PROCESS = 24
-"""Variants a process may have loaded before it is replaced. The host device keeps the stacks of a block's threads, two
-mappings a thread, for every kernel it has run: a few dozen kernels of 256 threads are all the mappings Linux allows."""
-
 
 class Child:
     """One process that runs cases on a device, started when it is needed and replaced when it was lost.
@@ -35,7 +31,6 @@ class Child:
         self._command.append(str(-1 if core is None else core))
         self._limit_s = limit_s
         self._process: subprocess.Popen[bytes] | None = None
-        self._seen: set[str] = set()
         self._arch = ""
 
     def arch(self) -> str:
@@ -55,10 +50,7 @@ class Child:
             DeviceError: the device cannot be used here.
             ToolchainUnavailable: nothing here builds for it.
         """
-        if len(self._seen | {case.variant}) > VARIANTS_OF_A_PROCESS:
-            self.close()
         process = self._process or self._start()
-        self._seen.add(case.variant)
         limit = variant_of(case).tolerance.worst_row
         with contextlib.suppress(BrokenPipeError):
             assert process.stdin is not None
@@ -122,7 +114,6 @@ class Child:
     def close(self) -> None:
         """End the process."""
         process, self._process = self._process, None
-        self._seen.clear()
         if process is None:
             return
         process.kill()
