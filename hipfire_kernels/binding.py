@@ -101,7 +101,10 @@ def bind(variant: Variant, views: Mapping[str, View], **scalars: Any) -> BoundLa
 def check_aligned(variant: Variant, name: str, view: View, align: int) -> None:
     """Refuse an address that the variant's wide loads cannot start from."""
     if view.pointer % align and math.prod(view.shape):
-        raise InputError(f"{name} is at an address that is not a multiple of {align}, which {variant.name} needs")
+        raise InputError(
+            f"{name} is at an address that is not a multiple of {align}, which {variant.name} needs; copy it to an "
+            f"allocation of its own"
+        )
 
 
 def launch(variant: Variant, device: Device, *, stream: Any = None, **values: Any) -> None:

@@ -126,6 +126,9 @@ ROWS = KernelFamily(
 F16_MAX = 65504.0
 """The largest f16."""
 
+WIDE = 16
+"""Bytes that the matrix kernels load and store at once."""
+
 SPLIT_THREADS = 8 * WAVE
 SPLIT_GROUPS = tuple(range(1, 9))
 
@@ -143,11 +146,11 @@ def _split_args(v: Variant) -> tuple[Tensor | Scalar, ...]:
 
 
 def _verify_mma_args(v: Variant) -> tuple[Tensor | Scalar, ...]:
-    """K and V become f16: a block whose scale may bring a value beyond that comes out as infinity or NaN."""
-    caches = ("k_cache", "v_cache")
+    """K and V become f16: a block whose scale may bring a value beyond that comes out as infinity or NaN. Queries are
+    read 16 bytes at a time."""
+    changed = {"q": {"align": WIDE}, "k_cache": {"largest": F16_MAX}, "v_cache": {"largest": F16_MAX}}
     return tuple(
-        replace(arg, largest=F16_MAX) if isinstance(arg, Tensor) and arg.name in caches else arg
-        for arg in _split_args(v)
+        replace(arg, **changed.get(arg.name, {})) if isinstance(arg, Tensor) else arg for arg in _split_args(v)
     )
 
 
@@ -347,9 +350,6 @@ DFLASH = KernelFamily(
 
 MATRIX_ROWS = 16
 """Query rows, or (row, head) pairs of a KV head, that one wave on matrix units takes: the rows of a fragment."""
-
-WIDE = 16
-"""Bytes that the matrix kernels load and store at once."""
 
 F16_TWO_TERMS = Tolerance(worst_row=2e-4)
 

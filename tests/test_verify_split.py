@@ -323,6 +323,24 @@ def test_a_block_is_captured_where_a_graph_holds_the_fastest_route(host: Device)
             assert attention._is_faster_directly(cache, *block) is directly
 
 
+def test_a_query_between_16_byte_boundaries(host: Device) -> None:
+    """verify_mma reads queries 16 bytes at a time: refused before any launch. verify_gqa reads any float32."""
+    case = Case(5, 300, 4, 1, 128)
+    i = inputs(case)
+    raw = np.zeros(i.q.size + 4, np.float32)
+    q = raw[(16 - raw.ctypes.data % 16) // 4 % 4 + 1 :][: i.q.size].reshape(i.q.shape)
+    q[...] = i.q
+    out = np.full_like(i.q, 7.0)
+    shape = Shape(128, 4, 1, (16,))
+    open_both = [dataclasses.replace(record(name, {1: 2.0}), shape=shape) for name in ("verify_mma", "verify_gqa")]
+    with evidence.using(open_both):
+        with pytest.raises(InputError, match="q is at an address that is not a multiple of 16, which .*verify_mma_q8"):
+            attend(q, i.k_cache, i.v_cache, i.positions, out=out, route="verify_mma")
+        assert np.all(out == 7.0)
+        attend(q, i.k_cache, i.v_cache, i.positions, out=out, route="verify_gqa")
+        assert np.array_equal(out, attend(i.q, i.k_cache, i.v_cache, i.positions, route="verify_gqa"))
+
+
 class Capturing(HostDevice):
     """A host that can note launches instead of running them, as a graph does."""
 
