@@ -147,8 +147,9 @@ def _split_args(v: Variant) -> tuple[Tensor | Scalar, ...]:
 
 def _verify_mma_args(v: Variant) -> tuple[Tensor | Scalar, ...]:
     """K and V become f16: a block whose scale may bring a value beyond that comes out as infinity or NaN. Queries are
-    read 16 bytes at a time."""
-    changed = {"q": {"align": WIDE}, "k_cache": {"largest": F16_MAX}, "v_cache": {"largest": F16_MAX}}
+    read 16 bytes at a time, records written 8."""
+    changed = {"q": {"align": WIDE}, "partials": {"align": 8}}
+    changed |= {"k_cache": {"largest": F16_MAX}, "v_cache": {"largest": F16_MAX}}
     return tuple(
         replace(arg, **changed.get(arg.name, {})) if isinstance(arg, Tensor) else arg for arg in _split_args(v)
     )
