@@ -136,9 +136,15 @@ class GpuDevice:
         host = np.ascontiguousarray(array)
         with self._outside_captures("a copy to the device"):
             copy = self.empty(host.shape, host.dtype)
-            if host.nbytes:
-                self.driver.copy_in(copy.pointer, host.ctypes.data, host.nbytes)
+            self._copy_in(copy.pointer, host)
         return copy
+
+    def _copy_in(self, pointer: int, host: npt.NDArray[Any]) -> None:
+        """Copy, and wait until the bytes are there. A copy from pageable memory may return once they are staged: the
+        default stream waits for the rest, but no stream of `stream()` does."""
+        if host.nbytes:
+            self.driver.copy_in(pointer, host.ctypes.data, host.nbytes)
+            self.driver.stream_synchronize(self.default_stream)
 
     def write(self, array: DeviceArray, values: npt.NDArray[Any]) -> None:
         """Overwrite an array of this device with numpy values of its shape and dtype."""
@@ -148,8 +154,7 @@ class GpuDevice:
         with self._outside_captures("a copy to the device"):
             pointer = self.view("array", array).pointer
             self.driver.activate(self.index)
-            if host.nbytes:
-                self.driver.copy_in(pointer, host.ctypes.data, host.nbytes)
+            self._copy_in(pointer, host)
 
     def to_host(self, array: Any) -> npt.NDArray[Any]:
         """See `Device.to_host`. Waits for the device."""

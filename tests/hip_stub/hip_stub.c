@@ -66,6 +66,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Object* objects;
 static char complaints[1 << 16];
 static int pending[16];  // a device's fault that its next wait will report
+// A copy from pageable memory may return before the bytes are there. The default stream waits for it, no other does.
+static struct { void *to, *bytes; size_t size; } late;
 static _Thread_local int current, last_error;
 
 static void complain(const char* format, ...) {
@@ -185,6 +187,12 @@ static int leave(int status) {
 static const char* archs(void) {
     const char* text = getenv("HIP_STUB_ARCHS");
     return text ? text : "";
+}
+
+static void arrive(void) {
+    if (late.bytes) memcpy(late.to, late.bytes, late.size);
+    free(late.bytes);
+    late.bytes = NULL;
 }
 
 // What a wait for the device finds out.
@@ -312,6 +320,7 @@ int hipDeviceSynchronize(void) {
     ENTER(hipDeviceSynchronize);
     const int status = spoil_captures(CAPTURE_UNSUPPORTED, "hipDeviceSynchronize");
     if (status) return leave(status);
+    arrive();
     return leave(waited(current));
 }
 
@@ -344,6 +353,7 @@ int hipFree(void* pointer) {
         complain("hipFree: %p is not what hipMalloc returned, or is freed already", pointer);
         return leave(INVALID_VALUE);
     }
+    arrive();
     if (!guards_intact(o)) complain("memory of %zu bytes: written outside", o->memory.size);
     memset(o->memory.base, 0xFF, o->memory.size + 2 * GUARD);
     free(o->memory.base);
@@ -359,7 +369,15 @@ static int copy(void* to, const void* from, size_t size, const void* device_side
         complain("%s: %zu bytes at %p: not in one allocation, or on both sides", call, size, device_side);
         return INVALID_VALUE;
     }
-    memcpy(to, from, size);
+    arrive();
+    if (device_side == from) {
+        memcpy(to, from, size);
+    } else {
+        late.to = to;
+        late.size = size;
+        late.bytes = malloc(size);
+        memcpy(late.bytes, from, size);
+    }
     return waited(o->device);
 }
 
@@ -428,6 +446,7 @@ int hipStreamSynchronize(void* handle) {
         complain("hipStreamSynchronize: the stream is being captured");
         return leave(CAPTURE_UNSUPPORTED);
     }
+    if (!stream) arrive();
     return leave(waited(current));
 }
 
@@ -468,6 +487,7 @@ int hipEventRecord(void* handle, void* stream_handle) {
         complain("hipEventRecord: an event of device %d on a stream of device %d", event->device, current);
         return leave(INVALID_HANDLE);
     }
+    if (!stream) arrive();  // what waits for the event waits for them
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     event->event.at = costs[0].part[0] ? busy_ms[current] : 1e3 * (double)now.tv_sec + 1e-6 * (double)now.tv_nsec;
@@ -650,8 +670,10 @@ int hipModuleLaunchKernel(
     REQUIRE(pointers_live(&node, "hipModuleLaunchKernel"), INVALID_VALUE);
     if (stream && stream->stream.state == CAPTURING)
         append(stream->stream.graph, &node);
-    else
+    else {
+        if (!stream) arrive();
         run(&node);
+    }
     return leave(SUCCESS);
 }
 
@@ -736,6 +758,7 @@ int hipGraphLaunch(void* handle, void* stream_handle) {
     const int status = stream_of(stream_handle, "hipGraphLaunch", &stream);
     if (status) return leave(status);
     REQUIRE(graph->device == current && (!stream || stream->stream.state == NO_CAPTURE), INVALID_VALUE);
+    if (!stream) arrive();
     for (Node* node = graph->graph.first; node; node = node->next) {
         if (!find(node->function, FUNCTION, "hipGraphLaunch") || !pointers_live(node, "hipGraphLaunch")) {
             pending[current] = LAUNCH_FAILURE;  // as on a card: found out by who waits
