@@ -19,6 +19,9 @@ from .errors import CompileError, RenderError, ToolchainUnavailable
 from .family import Variant
 from .toolchains.registry import choose
 
+COLUMNS = 120
+"""The most that a line of a template may have, as one of Python."""
+
 WARNINGS = (
     "-Werror",
     "-Wcast-qual",
@@ -54,7 +57,7 @@ class Finding:
 
     Attributes:
         where: a template with its line, or a variant with its arch.
-        rule: `vocabulary`, `render`, `warning`, `address-space`, `private-memory` or `lds`.
+        rule: `columns`, `vocabulary`, `render`, `warning`, `address-space`, `private-memory` or `lds`.
         text: what was seen.
     """
 
@@ -86,7 +89,7 @@ def lint(variants: Sequence[Variant], *, every: bool = False) -> Lint:
         variants: those to render.
         every: compile them all, not those alone that stand for others.
     """
-    findings = [*_vocabulary(), *_render(variants)]
+    findings = [*_texts(), *_render(variants)]
     refused = {finding.where for finding in findings if finding.rule == "render"}
     targets, skipped = _targets()
     jobs = []
@@ -115,11 +118,22 @@ def _targets() -> tuple[list[Arch], dict[str, str]]:
     return targets, skipped
 
 
-def _vocabulary() -> Iterator[Finding]:
-    """Names of one dialect in text that is for all of them."""
+def _texts() -> Iterator[Finding]:
+    """Lines too long, and names of one dialect in text that is for all of them."""
     for file in sorted(resources.files("hipfire_kernels.templates").iterdir(), key=lambda f: f.name):
-        if file.name.endswith((".h", ".j2")) and not _DIALECT_FILE.search(file.name):
-            yield from words(file.name, file.read_text(encoding="utf-8"))
+        if not file.name.endswith((".h", ".j2")):
+            continue
+        text = file.read_text(encoding="utf-8")
+        yield from columns(file.name, text)
+        if not _DIALECT_FILE.search(file.name):
+            yield from words(file.name, text)
+
+
+def columns(name: str, text: str) -> Iterator[Finding]:
+    """Lines of more than `COLUMNS`, as they are written; what is put into them may be longer."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if len(line) > COLUMNS:
+            yield Finding(f"{name}:{number}", "columns", f"{len(line)} columns, {COLUMNS} are allowed")
 
 
 def words(name: str, text: str) -> Iterator[Finding]:

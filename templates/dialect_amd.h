@@ -28,7 +28,8 @@ template <int MASK>
 __device__ __forceinline__ float lane_xor(float x) {
     const int bits = __builtin_bit_cast(int, x);
     if constexpr (MASK == 16)
-        return __builtin_bit_cast(float, __builtin_amdgcn_permlanex16(bits, bits, 0x76543210, 0xfedcba98, false, false));
+        return __builtin_bit_cast(float,
+                                  __builtin_amdgcn_permlanex16(bits, bits, 0x76543210, 0xfedcba98, false, false));
     else
         return __builtin_bit_cast(float, __builtin_amdgcn_update_dpp(bits, bits, 0x160 | MASK, 0xf, 0xf, true));
 }
@@ -41,7 +42,9 @@ __device__ __forceinline__ float rint_f32(float a) { return __builtin_rintf(a); 
 __device__ __forceinline__ float exp2_f32(float x) { return __builtin_amdgcn_exp2f(x); }  // v_exp_f32
 
 __device__ __forceinline__ float f16_to_f32(unsigned short bits) { return (float)__builtin_bit_cast(_Float16, bits); }
-__device__ __forceinline__ unsigned short f32_to_f16(float x) { return __builtin_bit_cast(unsigned short, (_Float16)x); }
+__device__ __forceinline__ unsigned short f32_to_f16(float x) {
+    return __builtin_bit_cast(unsigned short, (_Float16)x);
+}
 
 // Unaligned loads: global memory on these archs takes any address.
 __device__ __forceinline__ unsigned short load_u16(const unsigned char* p) {

@@ -66,7 +66,8 @@ struct Fiber {
 struct Wave {
     unsigned generation, arrived;
     int line;
-    float lanes[2][WAVE][WAVE];  // by parity: a lane may reach the next operation before all have read this one's result
+    // By parity: a lane may reach the next operation before all have read this one's result.
+    float lanes[2][WAVE][WAVE];
     float result[2][WAVE];
 };
 
@@ -182,8 +183,12 @@ static void yield() {
     for (unsigned t = 0; t < block.threads; ++t) {
         const Fiber& f = block.fibers[t];
         if (f.state == DONE) continue;
-        if (line == 0) line = f.line, block.current = t;
-        else if (f.line != line) other = f.line;
+        if (line == 0) {
+            line = f.line;
+            block.current = t;
+        } else if (f.line != line) {
+            other = f.line;
+        }
     }
     const unsigned waits = block.current;
     block.current = self;
@@ -334,7 +339,8 @@ static void run_block(const Launch& launch, const Arena& arena, unsigned long lo
 HK_API const unsigned long hk_workspace_bytes;
 const unsigned long hk_workspace_bytes = sizeof(hk::Workspace);
 
-// Runs blocks [first, last) of the launch. Returns hk::Error; the report says where. No two calls share an arena at a time.
+// Runs blocks [first, last) of the launch. Returns hk::Error; the report says where.
+// No two calls share an arena at a time.
 HK_API int hk_run(const hk::Launch* launch, void** args, unsigned long long first, unsigned long long last,
                   const hk::Arena* arena, hk::Report* report) {
     hk::block.error = hk::OK;
@@ -364,7 +370,9 @@ __device__ __forceinline__ float rint_f32(float a) { return __builtin_rintf(a); 
 __device__ __forceinline__ float exp2_f32(float x) { return exp2f(x); }
 
 __device__ __forceinline__ float f16_to_f32(unsigned short bits) { return (float)__builtin_bit_cast(_Float16, bits); }
-__device__ __forceinline__ unsigned short f32_to_f16(float x) { return __builtin_bit_cast(unsigned short, (_Float16)x); }
+__device__ __forceinline__ unsigned short f32_to_f16(float x) {
+    return __builtin_bit_cast(unsigned short, (_Float16)x);
+}
 
 __device__ __forceinline__ unsigned short load_u16(const unsigned char* p) {
     unsigned short w;

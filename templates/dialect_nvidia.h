@@ -33,8 +33,8 @@ __device__ __forceinline__ float f16_to_f32(unsigned short bits) {
     asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
     return x;
 }
-// The bits go through a 32-bit register on purpose. From a 16-bit one ptxas 13.0 takes a byte of them by F2I.U8.F16, the
-// number rounded to an integer instead of its bits; seen on an H200 as wrong scales in the KV cache.
+// The bits go through a 32-bit register on purpose. From a 16-bit one ptxas 13.0 takes a byte of them by F2I.U8.F16,
+// the number rounded to an integer instead of its bits; seen on an H200 as wrong scales in the KV cache.
 __device__ __forceinline__ unsigned short f32_to_f16(float x) {
     unsigned bits;
     asm("{ .reg .b16 h, z; mov.b16 z, 0; cvt.rn.f16.f32 h, %1; mov.b32 %0, {h, z}; }" : "=r"(bits) : "f"(x));

@@ -34,10 +34,18 @@ struct Add {
 struct Larger {
     __device__ __forceinline__ float of(float a, float b) { return max_f32(a, b); }
 };
-__device__ __forceinline__ void row_max(float (&x)[fragment::ROW_SLOTS]) { reduce_lanes<fragment::ROW_LANES, Larger>(x); }
-__device__ __forceinline__ void row_sum(float (&x)[fragment::ROW_SLOTS]) { reduce_lanes<fragment::ROW_LANES, Add>(x); }
-__device__ __forceinline__ void col_max(float (&x)[fragment::COL_SLOTS]) { reduce_lanes<fragment::COL_LANES, Larger>(x); }
-__device__ __forceinline__ void col_sum(float (&x)[fragment::COL_SLOTS]) { reduce_lanes<fragment::COL_LANES, Add>(x); }
+__device__ __forceinline__ void row_max(float (&x)[fragment::ROW_SLOTS]) {
+    reduce_lanes<fragment::ROW_LANES, Larger>(x);
+}
+__device__ __forceinline__ void row_sum(float (&x)[fragment::ROW_SLOTS]) {
+    reduce_lanes<fragment::ROW_LANES, Add>(x);
+}
+__device__ __forceinline__ void col_max(float (&x)[fragment::COL_SLOTS]) {
+    reduce_lanes<fragment::COL_LANES, Larger>(x);
+}
+__device__ __forceinline__ void col_sum(float (&x)[fragment::COL_SLOTS]) {
+    reduce_lanes<fragment::COL_LANES, Add>(x);
+}
 
 // A pair of f32 as an f16 pair (nearest even), and what that left out as another: hi + lo has 22 bits of each value.
 __device__ __forceinline__ void split_f16(float x, float y, unsigned& hi, unsigned& lo) {
@@ -47,8 +55,9 @@ __device__ __forceinline__ void split_f16(float x, float y, unsigned& hi, unsign
     lo = pack_f16(x - hx, y - hy);
 }
 
-// A C fragment as f16 pairs (word w: elements 2w and 2w + 1) to the words of an operand whose k lie along what the lanes
-// of a slot share. gfx12 and NVIDIA hold them as they are wanted; on gfx11 one wave half has the even, the other the odd.
+// A C fragment as f16 pairs (word w: elements 2w and 2w + 1) to the words of an operand whose k lie along what
+// the lanes of a slot share. gfx12 and NVIDIA hold them as they are wanted; on gfx11 one wave half has the even,
+// the other the odd.
 __device__ __forceinline__ void operand_of(const unsigned (&pairs)[4], unsigned (&word)[fragment::A_WORDS]) {
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
@@ -70,19 +79,20 @@ __device__ __forceinline__ FragA a_of(const unsigned (&pairs)[4]) {
     return a;
 }
 
-// LDS tiles of f16: rows of CHUNKS chunks of 16 bytes (eight f16), whose order a row permutes, so that neither the lanes
-// that read one chunk of many rows nor those that read one row meet in a bank.
+// LDS tiles of f16: rows of CHUNKS chunks of 16 bytes (eight f16), whose order a row permutes, so that neither the
+// lanes that read one chunk of many rows nor those that read one row meet in a bank.
 template <int CHUNKS>
 struct Tile {
-    static constexpr int SPAN = CHUNKS & -CHUNKS;  // within aligned groups of this many an exchange stays inside the row
+    // Within aligned groups of this many an exchange stays inside the row.
+    static constexpr int SPAN = CHUNKS & -CHUNKS;
     static constexpr int MASK = SPAN >= 8 ? 7 : SPAN - 1;
 };
 template <int CHUNKS>
 __device__ __forceinline__ int tile_chunk(int row, int chunk) {
     return row * CHUNKS + (chunk ^ (row & Tile<CHUNKS>::MASK));
 }
-// The same for row0 + row and chunk0 + chunk, with row0 a multiple of eight and no bit in both of chunk0 and chunk: what
-// depends on the lane is the same register for many loads, what does not is the offset in the instruction.
+// The same for row0 + row and chunk0 + chunk, with row0 a multiple of eight and no bit in both of chunk0 and chunk:
+// what depends on the lane is the same register for many loads, what does not is the offset in the instruction.
 template <int CHUNKS>
 __device__ __forceinline__ int tile_chunk(int row0, int row, int chunk0, int chunk) {
     constexpr int MASK = Tile<CHUNKS>::MASK;

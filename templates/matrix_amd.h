@@ -23,11 +23,15 @@ __device__ __forceinline__ void unpack_f16(unsigned word, float& x, float& y) {
 }
 
 // Two words of f16 pairs to their low halves, their high halves.
-__device__ __forceinline__ unsigned low_halves(unsigned x, unsigned y) { return __builtin_amdgcn_perm(y, x, 0x05040100); }
-__device__ __forceinline__ unsigned high_halves(unsigned x, unsigned y) { return __builtin_amdgcn_perm(y, x, 0x07060302); }
+__device__ __forceinline__ unsigned low_halves(unsigned x, unsigned y) {
+    return __builtin_amdgcn_perm(y, x, 0x05040100);
+}
+__device__ __forceinline__ unsigned high_halves(unsigned x, unsigned y) {
+    return __builtin_amdgcn_perm(y, x, 0x07060302);
+}
 
-// Four int8 codes as f16, exactly: with its sign bit flipped a code is the byte code + 128, which under the exponent 0x64
-// is the number 1152 + code.
+// Four int8 codes as f16, exactly: with its sign bit flipped a code is the byte code + 128, which under the exponent
+// 0x64 is the number 1152 + code.
 __device__ __forceinline__ void codes_to_f16(unsigned codes, unsigned& first, unsigned& second) {
     typedef _Float16 half2 __attribute__((ext_vector_type(2)));
     const unsigned flipped = codes ^ 0x80808080u;
@@ -61,7 +65,8 @@ __device__ __forceinline__ void wmma(float (&x)[8], const unsigned (&a)[fragment
 #pragma unroll
     for (int i = 0; i < 8; ++i) c[i] = x[i];
 #if defined(__GFX12__)
-    c = __builtin_amdgcn_wmma_f32_16x16x16_f16_w32_gfx12(__builtin_bit_cast(Halves, a), __builtin_bit_cast(Halves, b), c);
+    c = __builtin_amdgcn_wmma_f32_16x16x16_f16_w32_gfx12(__builtin_bit_cast(Halves, a),
+                                                         __builtin_bit_cast(Halves, b), c);
 #else
     c = __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(__builtin_bit_cast(Halves, a), __builtin_bit_cast(Halves, b), c);
 #endif
@@ -107,8 +112,8 @@ __device__ __forceinline__ void load_b(FragB& b, const Chunk* tile, int col0, in
     load_operand<CHUNKS>(b.word, tile, col0, k0);
 }
 
-// Two B fragments from a tile [k][column]: 16 k x 32 columns. Column c of fragment f is column pair_col(f, c) of the 32:
-// even and odd ones, so that a lane reads whole words and never half of one.
+// Two B fragments from a tile [k][column]: 16 k x 32 columns. Column c of fragment f is column pair_col(f, c)
+// of the 32: even and odd ones, so that a lane reads whole words and never half of one.
 __device__ __forceinline__ int pair_col(int f, int c) { return 2 * c + f; }
 template <int CHUNKS>
 __device__ __forceinline__ unsigned tile_pair(const Chunk* tile, int k, int col0) {
@@ -127,8 +132,8 @@ __device__ __forceinline__ void load_b_pair(FragB (&b)[2], const Chunk* tile, in
     }
 }
 
-// Two C fragments whose B operands came from load_b_pair: 32 columns from col0 on of each row, to where `to` points for the
-// lane's rows; nowhere where that is null.
+// Two C fragments whose B operands came from load_b_pair: 32 columns from col0 on of each row, to where `to` points for
+// the lane's rows; nowhere where that is null.
 __device__ __forceinline__ void store_pair(float* const (&to)[fragment::ROW_SLOTS], int col0, const Acc& first,
                                            const Acc& second) {
 #pragma unroll
@@ -140,8 +145,8 @@ __device__ __forceinline__ void store_pair(float* const (&to)[fragment::ROW_SLOT
     }
 }
 
-// Copy 16 bytes from global memory to LDS, zeros where not `valid`; `from` must be readable all the same. Asynchronous where
-// the hardware can: they have arrived after copies_done, for the other threads after a block_sync behind that.
+// Copy 16 bytes from global memory to LDS, zeros where not `valid`; `from` must be readable all the same. Asynchronous
+// where the hardware can: they have arrived after copies_done, for the other threads after a block_sync behind that.
 __device__ __forceinline__ void copy_16(Chunk* to, const void* from, bool valid) {
     const Chunk chunk = *(const Chunk*)from, zero = {};
     *to = valid ? chunk : zero;

@@ -59,8 +59,8 @@ __device__ __forceinline__ void load_words(const unsigned char* p, unsigned (&wo
 
 {% include "matrix.h" %}
 
-// The operation, from the words all lanes brought: A_WORDS, then B_WORDS, then eight f32. Every product is exact in f32; the
-// sixteen are added up, k ascending, and their sum to c. The result takes the place of the first eight values.
+// The operation, from the words all lanes brought: A_WORDS, then B_WORDS, then eight f32. Every product is exact in
+// f32; the sixteen are added up, k ascending, and their sum to c. The result takes the place of the first eight values.
 namespace hk {
 using Index = int (*)(int, int);
 template <int COUNT, Index LINE, Index K>
@@ -112,7 +112,8 @@ __device__ __forceinline__ void mma(AccT& c, const FragA& a, const FragB& b, int
 // The fragment is complete here: what makes it is not moved behind, where its operands would have to stay in registers.
 __device__ __forceinline__ void complete(Acc&) {}
 
-// An AccT as a B operand: its columns stay columns, its rows become k. On NVIDIA each word is an 8x8 block to transpose.
+// An AccT as a B operand: its columns stay columns, its rows become k.
+// On NVIDIA each word is an 8x8 block to transpose.
 __device__ __forceinline__ FragB b_of(const unsigned (&pairs)[4], int line = __builtin_LINE()) {
     FragB b;
     if constexpr (fragment::COL_SLOTS == 1) {
@@ -124,7 +125,8 @@ __device__ __forceinline__ FragB b_of(const unsigned (&pairs)[4], int line = __b
         for (int i = 0; i < 4; ++i) {
             const float* lanes = hk::block.waves[wave()].lanes[parity][i];
             const auto word = [lanes](int l) { return __builtin_bit_cast(unsigned, lanes[l]); };
-            const int group = lane() >> 2, from = 8 * (lane() & 3) + group / 2;  // column `group` of rows 2 (l % 4), + 1
+            // Column `group` of rows 2 (l % 4), + 1.
+            const int group = lane() >> 2, from = 8 * (lane() & 3) + group / 2;
             b.word[i] = group & 1 ? high_halves(word(from), word(from + 4)) : low_halves(word(from), word(from + 4));
         }
     }
@@ -147,7 +149,8 @@ __device__ __forceinline__ void load_b(FragB& b, const Chunk* tile, int col0, in
     }
 }
 
-// Two B fragments from a tile [k][column]: 16 k x 32 columns. Column c of fragment f is column pair_col(f, c) of the 32.
+// Two B fragments from a tile [k][column]: 16 k x 32 columns.
+// Column c of fragment f is column pair_col(f, c) of the 32.
 __device__ __forceinline__ int pair_col(int f, int c) { return 2 * c + f; }
 template <int CHUNKS>
 __device__ __forceinline__ void load_b_pair(FragB (&b)[2], const Chunk* tile, int k0, int col0) {
@@ -160,8 +163,8 @@ __device__ __forceinline__ void load_b_pair(FragB (&b)[2], const Chunk* tile, in
     }
 }
 
-// Two C fragments whose B operands came from load_b_pair: 32 columns from col0 on of each row, to where `to` points for the
-// lane's rows; nowhere where that is null.
+// Two C fragments whose B operands came from load_b_pair: 32 columns from col0 on of each row, to where `to` points for
+// the lane's rows; nowhere where that is null.
 __device__ __forceinline__ void store_pair(float* const (&to)[fragment::ROW_SLOTS], int col0, const Acc& first,
                                            const Acc& second) {
 #pragma unroll
@@ -173,8 +176,8 @@ __device__ __forceinline__ void store_pair(float* const (&to)[fragment::ROW_SLOT
     }
 }
 
-// Copies that are on their way, as late as they may be: nothing arrives before it is waited for, and what is read before
-// is NaN.
+// Copies that are on their way, as late as they may be: nothing arrives before it is waited for, and what is
+// read before is NaN.
 namespace hk {
 constexpr int COPIES = 64;
 struct Copies {
@@ -197,8 +200,8 @@ static void arrive(Copies& c) {
 }
 }  // namespace hk
 
-// Copy 16 bytes from global memory to LDS, zeros where not `valid`; `from` must be readable all the same. Asynchronous where
-// the hardware can: they have arrived after copies_done, for the other threads after a block_sync behind that.
+// Copy 16 bytes from global memory to LDS, zeros where not `valid`; `from` must be readable all the same. Asynchronous
+// where the hardware can: they have arrived after copies_done, for the other threads after a block_sync behind that.
 __device__ __forceinline__ void copy_16(Chunk* to, const void* from, bool valid) {
     hk::Copies& c = hk::own_copies();
     if (c.next - c.first == hk::COPIES) hk::arrive(c);

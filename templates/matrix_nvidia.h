@@ -27,8 +27,8 @@ __device__ __forceinline__ void unpack_f16(unsigned word, float& x, float& y) {
 __device__ __forceinline__ unsigned low_halves(unsigned x, unsigned y) { return __byte_perm(x, y, 0x5410); }
 __device__ __forceinline__ unsigned high_halves(unsigned x, unsigned y) { return __byte_perm(x, y, 0x7632); }
 
-// Four int8 codes as f16, exactly: with its sign bit flipped a code is the byte code + 128, which under the exponent 0x64
-// is the number 1152 + code.
+// Four int8 codes as f16, exactly: with its sign bit flipped a code is the byte code + 128, which under the exponent
+// 0x64 is the number 1152 + code.
 __device__ __forceinline__ void codes_to_f16(unsigned codes, unsigned& first, unsigned& second) {
     const unsigned flipped = codes ^ 0x80808080u, offset = 0xe480e480u;  // -1152 twice
     const unsigned a = __byte_perm(flipped, 0x64646464u, 0x4140), b = __byte_perm(flipped, 0x64646464u, 0x4342);
@@ -110,7 +110,8 @@ __device__ __forceinline__ void load_b(FragB& b, const Chunk* tile, int col0, in
     ldmatrix(b.word, tile + tile_chunk<CHUNKS>(col0, (lane() & 7) + (lane() >> 1 & 8), k0 >> 3, lane() >> 3 & 1));
 }
 
-// Two B fragments from a tile [k][column]: 16 k x 32 columns. Column c of fragment f is column pair_col(f, c) of the 32.
+// Two B fragments from a tile [k][column]: 16 k x 32 columns.
+// Column c of fragment f is column pair_col(f, c) of the 32.
 __device__ __forceinline__ int pair_col(int f, int c) { return 16 * f + c; }
 template <int CHUNKS>
 __device__ __forceinline__ void load_b_pair(FragB (&b)[2], const Chunk* tile, int k0, int col0) {
@@ -119,8 +120,8 @@ __device__ __forceinline__ void load_b_pair(FragB (&b)[2], const Chunk* tile, in
         ldmatrix_trans(b[f].word, tile + tile_chunk<CHUNKS>(k0, lane() & 15, (col0 >> 3) + 2 * f, lane() >> 4));
 }
 
-// Two C fragments whose B operands came from load_b_pair: 32 columns from col0 on of each row, to where `to` points for the
-// lane's rows; nowhere where that is null.
+// Two C fragments whose B operands came from load_b_pair: 32 columns from col0 on of each row, to where `to` points for
+// the lane's rows; nowhere where that is null.
 __device__ __forceinline__ void store_pair(float* const (&to)[fragment::ROW_SLOTS], int col0, const Acc& first,
                                            const Acc& second) {
 #pragma unroll
@@ -133,8 +134,8 @@ __device__ __forceinline__ void store_pair(float* const (&to)[fragment::ROW_SLOT
     }
 }
 
-// Copy 16 bytes from global memory to LDS, zeros where not `valid`; `from` must be readable all the same. Asynchronous where
-// the hardware can: they have arrived after copies_done, for the other threads after a block_sync behind that.
+// Copy 16 bytes from global memory to LDS, zeros where not `valid`; `from` must be readable all the same. Asynchronous
+// where the hardware can: they have arrived after copies_done, for the other threads after a block_sync behind that.
 __device__ __forceinline__ void copy_16(Chunk* to, const void* from, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
                  "l"(__cvta_generic_to_global(from)), "r"(valid ? 16 : 0) : "memory");

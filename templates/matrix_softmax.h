@@ -11,11 +11,13 @@ __device__ __forceinline__ void row_state_start(RowState& state) {
     for (int r = 0; r < fragment::ROW_SLOTS; ++r) state.m[r] = LOWEST, state.sum[r] = 0.0f;
 }
 
-// Scores of 16 BLOCKS keys from first_key on become exponentials. The lane's row r sees the keys begin[r] .. end[r] - 1;
-// `whole` says that all rows see all of these keys. What was accumulated before is to be multiplied with rescale.
+// Scores of 16 BLOCKS keys from first_key on become exponentials. The lane's row r sees the keys
+// begin[r] .. end[r] - 1; `whole` says that all rows see all of these keys. What was accumulated before is to
+// be multiplied with rescale.
 template <int BLOCKS>
 __device__ __forceinline__ void softmax_step(Acc (&s)[BLOCKS], RowState& state, int first_key, bool whole,
-                                             const int (&begin)[fragment::ROW_SLOTS], const int (&end)[fragment::ROW_SLOTS],
+                                             const int (&begin)[fragment::ROW_SLOTS],
+                                             const int (&end)[fragment::ROW_SLOTS],
                                              float (&rescale)[fragment::ROW_SLOTS]) {
     float top[fragment::ROW_SLOTS];
 #pragma unroll

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 
 import jinja2
 import pytest
@@ -99,6 +101,15 @@ def test_words(code: str, word: str) -> None:
     found = list(lint.words("t.j2", f"\n{code}\n"))
     assert [finding.text.split()[0] for finding in found] == word.split()
     assert {finding.where for finding in found} <= {"t.j2:2"}
+
+
+def test_a_long_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("dialect_amd.h", "rows.hip.j2", "__init__.py"):
+        (tmp_path / name).write_text(f"{'x' * 120}\n{{{{ x }}}}{'x' * 114}\n", encoding="utf-8")
+    monkeypatch.setattr(lint, "resources", SimpleNamespace(files=lambda package: tmp_path))
+    found = lint.lint([]).findings
+    assert [finding.where for finding in found] == ["dialect_amd.h:2", "rows.hip.j2:2"]
+    assert {(finding.rule, finding.text) for finding in found} == {("columns", "121 columns, 120 are allowed")}
 
 
 def test_dialects_may_use_their_own_words() -> None:

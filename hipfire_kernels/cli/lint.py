@@ -16,9 +16,9 @@ def lint(
     every: Annotated[bool, typer.Option("--every", help="Compile every variant, not one for each code path.")] = False,
     as_json: _out.Json = False,
 ) -> None:
-    """Check templates: names, rendering, compiler warnings, address spaces, private memory, LDS. Exit code 1 if wrong.
+    """Check templates: columns, names, rendering, compiler warnings, address spaces, private memory, LDS.
 
-    With no VARIANT: all.
+    With no VARIANT: all. Exit code 1 if something is wrong.
     """
     from ..lint import lint as check
 
