@@ -1,19 +1,19 @@
 """What can be said about the templates without running them.
 
 Every variant is rendered for every arch it fits. Of those that differ in numbers only, the last is compiled, for one
-arch of each generation (others of it get the same text) and the host.
+arch of each generation (others of it get the same text) and the host; what NVIDIA gets is read by clang too.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import resources
 
-from . import isa, outline
+from . import isa, lint_cuda, outline
 from .archs import ARCHS, Arch
 from .errors import CompileError, RenderError, ToolchainUnavailable
 from .family import Variant
@@ -35,7 +35,7 @@ WARNINGS = (
 """Beside `-Wall -Wextra`, which every build has."""
 
 _ALIGNMENT = "-Wcast-align"
-"""On gfx alone, where the fiber runtime of the host dialect, which casts bytes to stack slots, is not in the text."""
+"""Not on the host, whose fiber runtime casts bytes to stack slots."""
 
 FORBIDDEN = re.compile(
     r"\b(?:threadIdx|blockIdx|blockDim|gridDim|warpSize|hk::\w+|HK_\w+|hip\w+_[xyz]|__shared__|__sync\w+|__shfl\w*|"
@@ -82,6 +82,10 @@ class Lint:
     skipped: dict[str, str]
 
 
+Check = Callable[[Variant, Arch], list[Finding]]
+"""What is done with a variant on an arch."""
+
+
 def lint(variants: Sequence[Variant], *, every: bool = False) -> Lint:
     """Check templates.
 
@@ -92,30 +96,42 @@ def lint(variants: Sequence[Variant], *, every: bool = False) -> Lint:
     findings = [*_texts(), *_render(variants)]
     refused = {finding.where for finding in findings if finding.rule == "render"}
     targets, skipped = _targets()
-    jobs = []
-    for arch in targets:
+    jobs: list[tuple[Check, Variant, Arch]] = []
+    for check, arch in targets:
         fitting = [v for v in variants if v.fits(arch.name) and f"{v.name} {arch.name}" not in refused]
-        jobs += [(v, arch) for v in (fitting if every else outline.last(fitting, arch.name))]
+        jobs += [(check, v, arch) for v in (fitting if every else outline.last(fitting, arch.name))]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for found in pool.map(lambda job: _compile(*job), jobs):
+        for found in pool.map(lambda job: job[0](job[1], job[2]), jobs):
             findings += found
     rendered = sum(v.fits(name) for v in variants for name in ARCHS)
     return Lint(tuple(findings), rendered, len(jobs), skipped)
 
 
-def _targets() -> tuple[list[Arch], dict[str, str]]:
-    """The first arch of each generation, and why there is no compiler for the others."""
+def _targets() -> tuple[list[tuple[Check, Arch]], dict[str, str]]:
+    """The first arch of each generation with what is done for it, and why nothing can be for the others."""
     first: dict[str, Arch] = {}
     for arch in ARCHS.values():
         first.setdefault(arch.name[:5], arch)
-    targets, skipped = [], {}
+    targets: list[tuple[Check, Arch]] = []
+    skipped = {}
     for arch in first.values():
         try:
             choose(arch)
-            targets.append(arch)
+            targets.append((_compile, arch))
         except ToolchainUnavailable as error:
             skipped[arch.name] = str(error)
+        if arch.dialect == "nvidia":
+            reason = lint_cuda.unavailable()
+            if reason is None:
+                targets.append((_read_cuda, arch))
+            else:
+                skipped[f"{arch.name} by clang"] = reason
     return targets, skipped
+
+
+def _read_cuda(variant: Variant, arch: Arch) -> list[Finding]:
+    said = lint_cuda.complaints(variant.source(arch.name), (*WARNINGS, _ALIGNMENT))
+    return [Finding(f"{variant.name} {arch.name}", "warning", _first(said))] if said else []
 
 
 def _texts() -> Iterator[Finding]:

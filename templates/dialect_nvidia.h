@@ -42,8 +42,10 @@ __device__ __forceinline__ unsigned short f32_to_f16(float x) {
 }
 
 // A Q8_0 block starts at an even address, no more: wider loads are made of aligned words.
-__device__ __forceinline__ unsigned short load_u16(const unsigned char* p) { return *(const unsigned short*)p; }
-__device__ __forceinline__ void store_u16(unsigned char* p, unsigned short w) { *(unsigned short*)p = w; }
+__device__ __forceinline__ unsigned short load_u16(const unsigned char* p) {
+    return *(const unsigned short*)(const void*)p;
+}
+__device__ __forceinline__ void store_u16(unsigned char* p, unsigned short w) { *(unsigned short*)(void*)p = w; }
 
 // Four codes as floats. The byte with its sign bit flipped is the unsigned number code + 128; as the low byte of
 // 0x4B000000 it is the float 2^23 + code + 128, and the subtraction is exact. One permute and one add a code, where a
@@ -71,7 +73,7 @@ __device__ __forceinline__ Codes<COUNT> fetch_codes(const unsigned char* p) {
         codes.word[0] = load_u16(p);
     } else {
         const unsigned odd = (unsigned)(unsigned long long)p & 2;
-        const unsigned* words = (const unsigned*)(p - odd);
+        const unsigned* words = (const unsigned*)(const void*)(p - odd);
 #pragma unroll
         for (int i = 0; i < COUNT / 4; ++i) codes.word[i] = words[i];
         codes.word[COUNT / 4] = words[COUNT / 4 - 1 + odd / 2];

@@ -47,7 +47,7 @@ __device__ __forceinline__ unsigned mul_f16(unsigned x, unsigned y) {
 template <int COUNT>
 __device__ __forceinline__ void load_words(const unsigned char* p, unsigned (&word)[COUNT]) {
     const unsigned odd = (unsigned)(unsigned long long)p & 2;
-    const unsigned* words = (const unsigned*)(p - odd);
+    const unsigned* words = (const unsigned*)(const void*)(p - odd);
     unsigned raw[COUNT + 1];
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) raw[i] = words[i];
@@ -129,8 +129,8 @@ __device__ __forceinline__ void store_pair(float* const (&to)[fragment::ROW_SLOT
         float* at = to[fragment::row_slot(i)];
         if (at == nullptr) continue;
         const int column = col0 + fragment::acc_col(i, lane());
-        *(float2*)(at + column) = make_float2(first.x[i], first.x[i + 1]);
-        *(float2*)(at + column + 16) = make_float2(second.x[i], second.x[i + 1]);
+        *(float2*)(void*)(at + column) = make_float2(first.x[i], first.x[i + 1]);
+        *(float2*)(void*)(at + column + 16) = make_float2(second.x[i], second.x[i + 1]);
     }
 }
 

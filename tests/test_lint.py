@@ -65,6 +65,17 @@ def test_what_a_build_shows(rule: str, planted: str, plant: Plant) -> None:
     assert {finding.rule for finding in lint._compile(ROWS8, arch("gfx1100"))} == {rule}
 
 
+@pytest.mark.parametrize(
+    "planted", ["partials[0] = ((const float2*)q)[tile].x;", "const int unused = head;", "partials[0] = nothing;"]
+)  # fmt: skip
+def test_what_clang_says_of_the_nvidia_dialect(planted: str, plant: Plant) -> None:
+    assert lint._read_cuda(ROWS8, arch("sm_90")) == []
+    plant(START, f"{START}{planted}\n")
+    (finding,) = lint._read_cuda(ROWS8, arch("sm_90"))
+    assert (finding.where, finding.rule) == ("attention_flash_q8_0_rows8_d4 sm_90", "warning")
+    assert planted in finding.text
+
+
 def test_what_the_host_shows(plant: Plant) -> None:
     plant(START, f"{START}const float doubled = 0.1 * scale; partials[0] = doubled;\n")
     (finding,) = lint._compile(ROWS8, arch("host"))

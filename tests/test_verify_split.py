@@ -334,7 +334,7 @@ def test_a_query_between_16_byte_boundaries(host: Device) -> None:
     shape = Shape(128, 4, 1, (16,))
     open_both = [dataclasses.replace(record(name, {1: 2.0}), shape=shape) for name in ("verify_mma", "verify_gqa")]
     with evidence.using(open_both):
-        with pytest.raises(InputError, match="q is at an address that is not a multiple of 16, which .*verify_mma_q8"):
+        with pytest.raises(InputError, match=r"q is at an address that is not a multiple of 16, which .*verify_mma_q8"):
             attend(q, i.k_cache, i.v_cache, i.positions, out=out, route="verify_mma")
         assert np.all(out == 7.0)
         attend(q, i.k_cache, i.v_cache, i.positions, out=out, route="verify_gqa")

@@ -29,7 +29,7 @@ def qualify(
     route: Annotated[list[str] | None, typer.Option(help="A route; may be repeated. [default: all]")] = None,
     head_dim: Annotated[str, typer.Option(help="head_dims, comma-separated.")] = "128,256",
     heads: Annotated[
-        str | None, typer.Option(help="Query/KV heads; verify_gqa and verify_mma open for their ratio. [default: 24/4; host: 6/1]")
+        str | None, typer.Option(help="Query/KV heads; split routes open for their ratio. [default: 24/4; host: 6/1]")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="[default: ARCH.json in the user's evidence folder]")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the steps; measure and write nothing.")] = False,

@@ -95,7 +95,7 @@ class Device(Protocol):
         """A C-contiguous array over a part of a one-dimensional one, from element `start`. No copy."""
 
     def to_device(self, array: npt.NDArray[Any]) -> Any:
-        """A copy of a numpy array on this device; the array itself where it already lives there. Any stream may read it."""
+        """A copy of a numpy array, there for any stream; the array itself where it already lives on this device."""
 
     def to_host(self, array: Any) -> npt.NDArray[Any]:
         """A numpy array with the contents of an array of this device."""
