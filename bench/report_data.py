@@ -27,7 +27,7 @@ class Results:
         runs: of `hfk ab`.
         builds: of `hfk build --json`.
         parity: grids of `bench.on_device`.
-        fuzz: campaigns of `hfk fuzz`, with the name of the file: a campaign does not say where it ran.
+        fuzz: campaigns of `hfk fuzz`, with the name of the file.
         names: the files that are shown.
         passed_over: files of no kind that a report shows.
     """

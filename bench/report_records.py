@@ -193,13 +193,19 @@ def fuzz(documents: Sequence[tuple[str, Document]]) -> Section:
         found = document["failures"]
         caption = (
             f"{name}: {document['ledger']:,} known and {document['cases']:,} drawn cases in "
-            f"{document['seconds']:,.0f} s, {len(found) or 'no'} failures"
+            f"{document['seconds']:,.0f} s on {_devices(document)}, {len(found) or 'no'} failures"
         )
         worst = [[Cell(variant), _over_limit(error)] for variant, error in sorted(document["worst"].items())]
         section.tables.append(Table(caption, ["variant", "worst error / limit"], worst, ["worst error / limit"], True))
         if found:
             section.tables.append(_failures(f"{name}: failures", [failure["shrunk"] for failure in found]))
     return section
+
+
+def _devices(document: Document) -> str:
+    """What a campaign ran on: of a GPU its model and driver."""
+    named = ((one.get("name", one["device"]), one.get("driver")) for one in document["devices"])
+    return ", ".join(f"{name} (driver {driver})" if driver else str(name) for name, driver in named)
 
 
 def _over_limit(error: float | None) -> Cell:

@@ -249,6 +249,7 @@ def test_a_campaign_runs_the_known_cases_first_and_its_parts_add_up(host: Device
     whole = campaign.merged(json.loads(json.dumps(parts)))
     assert (whole["cases"], whole["ledger"], whole["failures"]) == (9, 1, [])
     assert set(whole["worst"]) == {D1.entry}
+    assert whole["devices"] == [{"device": "host", "arch": "host"}]
     with pytest.raises(InputError, match="no result of `hfk fuzz --json`"):
         campaign.merged([{"cases": 1}])
 

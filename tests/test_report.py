@@ -88,6 +88,7 @@ CASE = {"case": {"variant": "k", "rows": 3}, "error": None, "limit": 1e-5, "faul
 FUZZ = {
     "cases": 20000,
     "ledger": 5,
+    "devices": [{"device": "cuda:0", "arch": "sm_90", "name": "NVIDIA H200", "driver": "580.1"}, {"device": "host"}],
     "seconds": 60.0,
     "worst": {"k": 0.25, "broken": None},
     "failures": [{"found": CASE, "shrunk": CASE}],
@@ -188,7 +189,7 @@ def test_ab_runs_without_times_say_why(files: dict[str, Path]) -> None:
 
 def test_fuzz_campaigns(files: dict[str, Path]) -> None:
     worst, failures = report_records.fuzz(report_data.read([files["fuzz"]]).fuzz).tables
-    assert "5 known and 20,000 drawn cases in 60 s, 1 failures" in worst.caption
+    assert "20,000 drawn cases in 60 s on NVIDIA H200 (driver 580.1), host, 1 failures" in worst.caption
     assert [(row[0].text, row[1].text, row[1].tone) for row in worst.rows] == [
         ("broken", "inf", "bad"),
         ("k", "0.250", ""),

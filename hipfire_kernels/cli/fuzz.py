@@ -7,6 +7,7 @@ import json
 import math
 import os
 import time
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,7 +35,9 @@ def fuzz(
     count: Annotated[int | None, typer.Option(min=0, help="Drawn cases. [default: 1000 without --seconds]")] = None,
     seconds: Annotated[float | None, typer.Option(min=0, help="For how long, instead of or besides --count.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of the campaign. [default: the time]")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes. [default: the cores; at most 8 for a GPU]")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes. [default: the cores; at most 8 for a GPU]")
+    ] = None,
     shard: Annotated[str, typer.Option(metavar="I/N", help="Run part I of N; the seed must be the same.")] = "1/1",
     ray: Annotated[bool, typer.Option("--ray", help="Run the shards on the Ray cluster at hand; --shard 1/N.")] = False,
     limit: LimitS = 60,
@@ -74,7 +77,12 @@ def fuzz(
     )
     known = read_cases(ledger) if ledger else campaign.ledger()
     result = _run_on_ray(settings, known) if ray else campaign.run(settings, known, _progress()).as_dict()
-    about = {"seed": settings.seed, "shard": "all" if ray else shard, "device": device}
+    about = {
+        "date": date.today().isoformat(),
+        "seed": settings.seed,
+        "shard": "all" if ray else shard,
+        "device": device,
+    }
     files = campaign.write_failures(campaign.failures_of(result), out) if result["failures"] else []
     _report({**about, **result}, files, as_json)
 

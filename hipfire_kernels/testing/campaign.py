@@ -74,6 +74,7 @@ class Outcome:
     Attributes:
         worst: variant name to its largest error, in units of its limit.
         left_out: variants whose LDS the device's arch has not.
+        devices: what it ran on, each once.
     """
 
     cases: int = 0
@@ -82,6 +83,7 @@ class Outcome:
     worst: dict[str, float] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    devices: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, found: Finding) -> None:
         """Count a finding."""
@@ -110,7 +112,8 @@ def run(settings: Settings, known: Sequence[FuzzCase], progress: Progress = lamb
     fitting = tuple(v for v in settings.variants if v.fits(arch))
     names = {v.name for v in fitting}
     first = [case for case in known if case.variant in names and settings.shard == 0]
-    outcome = Outcome(ledger=len(first), left_out=[v.name for v in settings.variants if v.name not in names])
+    left_out = [v.name for v in settings.variants if v.name not in names]
+    outcome = Outcome(ledger=len(first), left_out=left_out, devices=[children[0].device])
     began = time.perf_counter()
     deadline = None if settings.seconds is None else began + settings.seconds
     cases = _Shared(itertools.chain(first, _drawn(dataclasses.replace(settings, variants=fitting))))
@@ -233,6 +236,7 @@ def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
             whole.ledger += int(part["ledger"])
             whole.seconds = max(whole.seconds, float(part["seconds"]))
             whole.left_out = sorted({*whole.left_out, *part["left_out"]})
+            whole.devices += [device for device in part["devices"] if device not in whole.devices]
             for name, worst in part["worst"].items():
                 worst = float("inf") if worst is None else float(worst)
                 whole.worst[name] = max(whole.worst.get(name, 0.0), worst)

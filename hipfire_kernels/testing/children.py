@@ -24,6 +24,9 @@ class Child:
     Args:
         core: where it runs; None leaves it to the system.
         limit_s: seconds a case may take, its compilation included, before it counts as hanging.
+
+    Attributes:
+        device: what it runs on, once `arch` has been asked for: name, arch, and for a GPU its model and driver.
     """
 
     def __init__(self, device: str, core: int | None, limit_s: float) -> None:
@@ -32,6 +35,7 @@ class Child:
         self._limit_s = limit_s
         self._process: subprocess.Popen[bytes] | None = None
         self._arch = ""
+        self.device: dict[str, Any] = {}
 
     def arch(self) -> str:
         """The arch of the device.
@@ -79,11 +83,11 @@ class Child:
             why = "does not answer" if greeting is None else self._death(process)
             self.close()
             raise DeviceError(f"a process for cases {why}")
-        said: dict[str, str] = json.loads(greeting)
+        said: dict[str, Any] = json.loads(greeting)
         if "refused" in said:
             self.close()
             raise DeviceError(said["refused"])
-        self._arch = said["arch"]
+        self._arch, self.device = said["arch"], said["device"]
         return process
 
     def _read(self, process: subprocess.Popen[bytes]) -> bytes | None:

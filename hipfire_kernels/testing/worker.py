@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 from ..errors import DeviceError, HipfireError, ToolchainUnavailable
+from ..runtime.gpu import GpuDevice
 from .case import FuzzCase, variant_of
 from .casefile import case_from
 from .checking import check
@@ -35,6 +36,16 @@ def answer(case: FuzzCase, on: Any) -> dict[str, Any]:
     return {**found, "error": result.error, "limit": result.limit, "fault": result.fault}
 
 
+def _about(on: Any) -> dict[str, Any]:
+    """The device, and for a GPU which one, under which driver."""
+    facts = on.describe() if isinstance(on, GpuDevice) else {}
+    return {
+        "device": on.name,
+        "arch": on.arch.name,
+        **{n: facts[n] for n in ("name", "driver", "driver_api") if n in facts},
+    }
+
+
 def main(device_name: str, core: int) -> None:
     """Say of which arch the device is, or why there is none; then answer cases until stdin ends."""
     answers = os.fdopen(os.dup(1), "w")
@@ -54,7 +65,7 @@ def main(device_name: str, core: int) -> None:
         on = device(device_name)
     except HipfireError as error:
         return say({"refused": str(error)})
-    say({"arch": on.arch.name})
+    say({"arch": on.arch.name, "device": _about(on)})
     with threadpool_limits(1):
         for line in sys.stdin:
             say(answer(case_from(json.loads(line)), on))
