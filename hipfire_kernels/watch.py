@@ -6,28 +6,31 @@ dependency and works on every file system. Declarations are Python, read once: e
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from . import binding, compare
+from . import binding, compare, outline
 from .builder import Artifact, build
 from .errors import HipfireError
 from .family import Variant
-from .parity import Result, grid
+from .parity import Result, check, grid
 from .resources import Change, diff
+from .revision import Pinned
 from .runtime import Device
 from .runtime.host import HostDevice
 from .timing import Times
 
-CASES: dict[str, Any] = {"rows": (17,), "contexts": (1, 255)}
-"""The part of the parity grid of one turn: full groups, a ragged one, a second sub-batch; one key, two tiles."""
+CASES: dict[str, Any] = {"rows": (17,), "contexts": (1, 390)}
+"""The part of the parity grid of one turn: full groups, a ragged one, a second sub-batch; one key, and so many that a
+window hides the whole first tile, that a split has several steps, and that the first rows see nothing of the last."""
 
 POLL_S = 0.1
 
@@ -40,8 +43,9 @@ class Turn:
     """What one look at the templates found.
 
     Attributes:
-        changed: variants whose source is another than at the last look.
-        diff: the first of them against the last good version, as a unified diff of rendered source.
+        changed: variants whose source is not that of the last good version.
+        checked: the few of them that stand for all, see `outline.few`. All that follows is of these.
+        diff: the first against the last good version, as a unified diff of rendered source.
         failures: what was wrong, with the variant and the arch (`host` for parity).
         changes: resources that differ from the last good version's.
         results: of the parity cases.
@@ -50,6 +54,7 @@ class Turn:
     """
 
     changed: list[Variant] = field(default_factory=list)
+    checked: list[Variant] = field(default_factory=list)
     diff: str = ""
     failures: list[tuple[Variant, str, str]] = field(default_factory=list)
     changes: list[tuple[Variant, str, Change]] = field(default_factory=list)
@@ -67,30 +72,36 @@ class Watch:
     """Looks at variants again and again, each time against the last version that was good.
 
     Args:
-        variants: to look at; `outline.last` has few that stand for many.
+        sets: of variants. Which few of a set stand for all that changed is found anew each time: an edit may bring a
+            branch that none of the last ones has.
         archs: to build for.
         timed: a device to time on; None for no timing.
     """
 
-    def __init__(self, variants: Sequence[Variant], archs: Sequence[str], timed: Device | None = None) -> None:
-        self.variants, self.archs, self.timed = tuple(variants), tuple(archs), timed
-        self._seen: dict[Key, str] = {}
-        self._good: dict[Key, Artifact] = {}
+    def __init__(self, sets: Sequence[Sequence[Variant]], archs: Sequence[str], timed: Device | None = None) -> None:
+        self.sets, self.archs, self.timed = tuple(sets), tuple(archs), timed
+        self._good: dict[Key, str] = {}
 
     def turn(self) -> Turn:
         """Render all, and do what there is to do for those that changed."""
         began, found = time.perf_counter(), Turn()
-        binding.kernel.cache_clear()  # a parity check launches other kernels too, and they may share what was edited
+        binding.kernel.cache_clear()  # what the timed device launches besides may share what was edited
         sources = self._render(found)
         found.changed = [
-            v for v in self.variants if any(sources.get((v, a)) != self._seen.get((v, a)) for a in self._all)
+            v for v in self._variants if any(sources.get((v, a)) != self._good.get((v, a)) for a in self._all)
         ]
-        self._seen = sources
-        found.diff = next(self._diffs(found.changed, sources), "")
-        if found.good and found.changed:
+        found.checked = self._few(found.changed, sources)
+        found.diff = next(self._diffs(found.checked, sources), "")
+        if found.good:
             self._build_and_check(found)
+        if found.good:
+            self._good = sources
         found.seconds = time.perf_counter() - began
         return found
+
+    @property
+    def _variants(self) -> tuple[Variant, ...]:
+        return tuple(dict.fromkeys(v for variants in self.sets for v in variants))
 
     @property
     def _all(self) -> tuple[str, ...]:
@@ -99,75 +110,82 @@ class Watch:
 
     def _render(self, found: Turn) -> dict[Key, str]:
         sources: dict[Key, str] = {}
-        for variant in self.variants:
+        refused: dict[tuple[str, str], Variant] = {}  # an error of a template is one for all its variants
+        for variant in self._variants:
             for arch in self._all:
                 try:
                     sources[variant, arch] = variant.source(arch)
                 except HipfireError as error:
-                    found.failures.append((variant, arch, str(error)))
+                    refused.setdefault((arch, str(error)), variant)
+        found.failures += [(variant, arch, message) for (arch, message), variant in refused.items()]
         return sources
 
-    def _diffs(self, changed: Sequence[Variant], sources: dict[Key, str]) -> Iterator[str]:
-        for variant, arch in ((v, a) for v in changed for a in self._all if (v, a) in self._good and (v, a) in sources):
-            pair = (self._good[variant, arch].source.splitlines(), sources[variant, arch].splitlines())
+    def _few(self, changed: Sequence[Variant], sources: dict[Key, str]) -> list[Variant]:
+        left = set(changed)
+        texts = [{v: [sources.get((v, a), "") for a in self._all] for v in each if v in left} for each in self.sets]
+        return list(dict.fromkeys(v for each in texts for v in outline.few(each)))
+
+    def _diffs(self, variants: Sequence[Variant], sources: dict[Key, str]) -> Iterator[str]:
+        for variant, arch in ((v, a) for v in variants for a in self._all):
+            old, new = self._good.get((variant, arch)), sources.get((variant, arch))
+            if old is None or new is None or old == new:
+                continue
             titles = (f"{variant.name} {arch}, last good", f"{variant.name} {arch}, now")
-            if lines := list(difflib.unified_diff(*pair, *titles, lineterm="")):
-                yield "\n".join(lines)
+            yield "\n".join(difflib.unified_diff(old.splitlines(), new.splitlines(), *titles, lineterm=""))
 
     def _build_and_check(self, found: Turn) -> None:
         from threadpoolctl import threadpool_limits
 
-        built: dict[Key, Artifact] = {}
         with threadpool_limits(1), ThreadPoolExecutor(os.cpu_count()) as pool:
-            sparse = max(1, len(found.changed) // 2)
-            runs = {v: pool.submit(_check, v, sparse) for v in found.changed}
-            builds = {(v, a): pool.submit(build, v, a) for v in found.changed for a in self.archs if a != "host"}
-            for key, job in builds.items():
-                self._collect(found, built, key, job)
-            for variant, run in runs.items():
-                self._collect_run(found, built, variant, run)
+            runs = {v: pool.submit(_check, v) for v in found.checked}
+            keys = [(v, a) for v in found.checked for a in self.archs if a != "host"]
+            builds = {key: pool.submit(self._changes, key) for key in keys}
+        for key, changes in builds.items():
+            with _noted(found, *key):
+                found.changes += [(*key, change) for change in changes.result()]
+        for variant, run in runs.items():
+            with _noted(found, variant, "host"):
+                results = run.result()
+                found.results += results
+                found.failures += [(variant, "host", result.describe()) for result in results if not result.ok]
         if found.good and self.timed is not None:
-            self._time(found, built, self.timed)
-        if found.good:
-            self._good |= built
+            self._time(found, self.timed)
 
-    def _collect(self, found: Turn, built: dict[Key, Artifact], key: Key, job: Future[Artifact]) -> None:
-        try:
-            built[key] = job.result()
-        except HipfireError as error:
-            found.failures.append((*key, str(error)))
-            return
-        if key in self._good:
-            changes = diff(self._good[key].resources, built[key].resources)
-            found.changes += [(*key, change) for change in changes]
+    def _changes(self, key: Key) -> tuple[Change, ...]:
+        """Build, and hold what it takes against the last good version."""
+        now = build(*key).resources
+        return diff(self._before(key).resources, now) if key in self._good else ()
 
-    def _collect_run(
-        self, found: Turn, built: dict[Key, Artifact], variant: Variant, run: Future[tuple[Artifact, list[Result]]]
-    ) -> None:
-        try:
-            built[variant, "host"], results = run.result()
-        except HipfireError as error:
-            found.failures.append((variant, "host", str(error)))
-            return
-        found.results += results
-        found.failures += [(variant, "host", result.describe()) for result in results if not result.ok]
+    def _before(self, key: Key, toolchain: str | None = None) -> Artifact:
+        """The last good version: in the cache, unless another variant stood for this one."""
+        variant, arch = key
+        lds, threads = {arch: variant.lds_bytes(arch)}, {arch: variant.threads(arch)}
+        return build(Pinned(variant.entry, {arch: self._good[key]}, threads, lds, launch=""), arch, toolchain)
 
-    def _time(self, found: Turn, built: dict[Key, Artifact], device: Device) -> None:
+    def _time(self, found: Turn, device: Device) -> None:
         on_host = isinstance(device, HostDevice)
-        for variant in found.changed:
+        for variant in found.checked:
             key = (variant, device.arch.name)
-            built[key] = build(variant, device.arch.name, device.toolchain)
+            now = build(*key, device.toolchain)
             if key in self._good:
-                sides = {"before": compare.Build(variant, self._good[key]), "after": compare.Build(variant, built[key])}
+                before = self._before(key, device.toolchain)
+                sides = {"before": compare.Build(variant, before), "after": compare.Build(variant, now)}
                 case = compare.timing_case(variant, *((8, 256) if on_host else (16, 8192)))
                 found.times[variant] = compare.times(sides, case, device, rounds=9 if on_host else 30)
 
 
-def _check(variant: Variant, sparse: int) -> tuple[Artifact, list[Result]]:
-    """Build for the host and run the cases; of many variants every `sparse`-th case each, for the sake of time."""
-    artifact = build(variant, "host")
-    cases = list(grid(variant, **CASES))[::sparse]
-    return artifact, compare.parity(compare.Build(variant, artifact), cases, HostDevice())
+@contextlib.contextmanager
+def _noted(found: Turn, variant: Variant, arch: str) -> Iterator[None]:
+    try:
+        yield
+    except HipfireError as error:
+        found.failures.append((variant, arch, str(error)))
+
+
+def _check(variant: Variant) -> list[Result]:
+    """Build for the host and run the cases."""
+    device = HostDevice()
+    return [check(variant, case, device) for case in grid(variant, **CASES)]
 
 
 Stamps = dict[str, tuple[int, int, int]]

@@ -1,15 +1,10 @@
-"""Another build in a kernel's place, revisions, `hfk diff`, `hfk isa` and `hfk watch`."""
+"""Another build in a kernel's place, revisions, `hfk diff` and `hfk isa`."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import shutil
-import signal
-import subprocess
-import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -180,100 +175,3 @@ def test_isa(capsys: pytest.CaptureFixture[str]) -> None:
     assert [loop["depth"] for loop in found["loops"]] == [1, 1, 1]
     assert found["totals"]["all"] == sum(n for kind, n in found["totals"].items() if kind != "all")
     assert "instructions" not in found
-
-
-# ---- watching -------------------------------------------------------------------------------------------------------
-
-
-class Watching:
-    """A running `hfk watch`."""
-
-    def __init__(self, tree: Tree, *arguments: str) -> None:
-        self.tree = tree
-        self.process = subprocess.Popen(
-            tree.command("watch", *arguments), cwd=tree.root, env=tree.env, stdout=subprocess.PIPE, text=True
-        )
-        self.limit = threading.Timer(60, self.process.kill)  # a line that never comes is a failure, not a hang
-        self.limit.start()
-        self.said = self.until("s\n\n")
-
-    def until(self, end: str) -> str:
-        """What it prints next, to the end of a turn."""
-        assert self.process.stdout is not None
-        text = ""
-        while not text.endswith(end):
-            line = self.process.stdout.readline()
-            assert line, text
-            text += line
-        return text
-
-    def save(self, file: str, old: str, new: str) -> str:
-        self.tree.edit(file, old, new)
-        return self.until("s\n\n")
-
-
-@pytest.fixture
-def watching(tmp_path: Path) -> Iterator[Watching]:
-    running = Watching(Tree(tmp_path), ROWS8.entry, "--arch", "gfx1100,gfx1201", "--time", "host")
-    yield running
-    running.limit.cancel()
-    running.process.kill()
-    running.process.wait()
-
-
-def test_watch(watching: Watching) -> None:
-    assert "good     ready: 1 of the variants watched" in watching.said
-    said = watching.save(ROWS_TEMPLATE, "if (most == 0) return;", "if (most == 0) return\n;")
-    assert "+    if (most == 0) return" in said
-    assert f"time     {ROWS8.entry}: " in said
-    assert "good     saved attention_flash_q8_0_rows.hip.j2" in said
-    assert "takes" not in said
-
-    said = watching.save(ROWS_TEMPLATE, "float acc[ROWS][DIMS] = {};", "float acc[ROWS][DIMS] = {{ nothing }};")
-    assert (
-        "FAILED   host attention_flash_q8_0_rows8_d4: attention_flash_q8_0_rows.hip.j2: 'nothing' is undefined" in said
-    )
-    assert "NOT GOOD" in said
-    said = watching.save(ROWS_TEMPLATE, "{{ nothing }}", "nothing")
-    assert "FAILED   gfx1201" in said
-    assert "undeclared identifier 'nothing'" in said
-    said = watching.save(ROWS_TEMPLATE, "acc[ROWS][DIMS] = nothing;", "acc[ROWS][DIMS] = {}; acc[0][0] = 1;")
-    assert "parity   host, 15 cases: " in said
-    assert "FAILED   host attention_flash_q8_0_rows8_d4: FAILED" in said
-    assert "time  " not in said
-
-    wide = "acc[ROWS][DIMS] = {}; float more[96]; for (int i = 0; i < 96; ++i) more[i] = q[i * n_heads]; block_sync();"
-    end = "if (count[r] == 0) continue;"
-    watching.tree.edit(
-        ROWS_TEMPLATE, end, f"{end} if (n_heads < 0) for (int i = 0; i < 96; ++i) partials[i] = more[i];"
-    )
-    said = watching.save(ROWS_TEMPLATE, "acc[ROWS][DIMS] = {}; acc[0][0] = 1;", wide)
-    while "takes" not in said:  # the two edits may have been seen one by one
-        said = watching.until("s\n\n")
-    assert "takes    gfx1100 attention_flash_q8_0_rows8_d4: VGPR 72 -> " in said
-    assert "(worse)" in said
-    watching.process.send_signal(signal.SIGINT)
-    assert watching.process.wait(10) == 0
-
-
-def test_saves_are_seen_when_the_file_is_replaced(tmp_path: Path) -> None:
-    """An editor writes a new file and renames it over the old one; what it leaves beside it is no template."""
-    tree = Tree(tmp_path)
-    program = """
-from hipfire_kernels.watch import saves, stamps
-known = stamps()
-print("ready", flush=True)
-print(next(saves(known)), flush=True)
-"""
-    running = subprocess.Popen(
-        [sys.executable, "-c", program],
-        cwd=tree.root, env=tree.env, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert running.stdout is not None
-    assert running.stdout.readline() == "ready\n"
-    (tree.root / "templates" / "softmax.h~").write_text("backup")
-    new = tree.root / "templates" / ".softmax.h.swp"
-    new.write_text((tree.root / "templates" / "softmax.h").read_text() + "// saved\n")
-    new.rename(tree.root / "templates" / "softmax.h")
-    assert running.stdout.readline() == "['softmax.h']\n"
-    assert running.wait(10) == 0

@@ -21,20 +21,19 @@ def watch(
 ) -> None:
     """On each save of a template: source, resources against the last good version, parity on the host, time.
 
-    A family stands for one variant of each of its code paths, that with the largest numbers. Declarations
-    (kernels.py) are read once: start anew after editing those. Ends with Ctrl-C.
+    Of the variants that changed a few are built and run, which together have every line and every choice, though not
+    every combination. Declarations (kernels.py) are read once: start anew after editing those. Ends with Ctrl-C.
     """
-    from .. import outline, runtime
+    from .. import runtime
     from ..watch import Watch, saves, stamps
 
     archs = check_archs(arch, None)
     fitting = [[v for v in _select.many([n], everything=False) if _fits(v, ["host", *archs])] for n in names]
-    chosen = list(dict.fromkeys(v for variants in fitting for v in outline.last(variants, "host")))
-    if not chosen:
+    if not any(fitting):
         raise InputError(f"no variant of {', '.join(names)} fits the host and {arch}: their blocks have too little LDS")
-    watched = Watch(chosen, archs, runtime.device(time) if time else None)
+    watched = Watch(fitting, archs, runtime.device(time) if time else None)
     known = stamps()
-    print(f"watching the templates of {', '.join(v.name for v in chosen)}", flush=True)
+    print(f"watching the templates of {', '.join(names)}", flush=True)
     _show(watched.turn(), [], first=True)
     try:
         for saved in saves(known):
@@ -50,6 +49,8 @@ def _fits(variant: Variant, archs: list[str]) -> bool:
 def _show(turn: Any, saved: list[str], *, first: bool = False) -> None:
     if turn.diff:
         print(turn.diff)
+    if turn.checked:
+        print(f"checked  {', '.join(variant.name for variant in turn.checked)}")
     for variant, arch, message in turn.failures:
         print(f"FAILED   {arch} {variant.name}: {message}")
     by_kernel: dict[tuple[str, str], list[str]] = {}
@@ -67,7 +68,7 @@ def _show(turn: Any, saved: list[str], *, first: bool = False) -> None:
     for variant, times in turn.times.items():
         _show_time(variant, times)
     what = "ready" if first else f"saved {', '.join(saved)}"
-    about = f"{len(turn.changed)} of the variants watched are new or changed" if turn.changed else "nothing changed"
+    about = f"{len(turn.changed)} of the variants watched are new or changed" if turn.changed else "as it was when good"
     print(f"{'good' if turn.good else 'NOT GOOD':8} {what}: {about}; {turn.seconds:.2f} s\n", flush=True)
 
 
