@@ -148,10 +148,13 @@ def _split_args(v: Variant) -> tuple[Tensor | Scalar, ...]:
 def _verify_mma_args(v: Variant) -> tuple[Tensor | Scalar, ...]:
     """K and V become f16: a block whose scale may bring a value beyond that comes out as infinity or NaN. Queries are
     read 16 bytes at a time, records written 8."""
-    changed = {"q": {"align": WIDE}, "partials": {"align": 8}}
-    changed |= {"k_cache": {"largest": F16_MAX}, "v_cache": {"largest": F16_MAX}}
+    align = {"q": WIDE, "partials": 8}
+    largest = {"k_cache": F16_MAX, "v_cache": F16_MAX}
     return tuple(
-        replace(arg, **changed.get(arg.name, {})) if isinstance(arg, Tensor) else arg for arg in _split_args(v)
+        replace(arg, align=align.get(arg.name, arg.align), largest=largest.get(arg.name, arg.largest))
+        if isinstance(arg, Tensor)
+        else arg
+        for arg in _split_args(v)
     )
 
 
