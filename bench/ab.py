@@ -274,7 +274,9 @@ def _card_runs(device: str, parts: Sequence[str]) -> Iterator[tuple[str, Callabl
             yield f"kernel={off},{on}", functools.partial(KernelArms, off, on, shape, device, rounds=20)
     if "generate" in parts:
         for off, on in routes:
-            asked = request(tokens=_behind_crossovers(device, (off, on)), max_new_tokens=32)
+            tokens = _behind_crossovers(device, (off, on))
+            # Blocks of fixed size: a draft that is seldom right would have them shorter than rows8 takes.
+            asked = request(tokens=tokens, max_new_tokens=32, HIPFIRE_DFLASH_ADAPTIVE_B="0")
             yield f"route={off},{on}", functools.partial(GenerateArms, "route", off, on, asked, device)
     if "graph" in parts:
         switch = "HIPFIRE_VERIFY_GRAPH"
