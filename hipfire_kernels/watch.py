@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
+import queue
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,12 +22,13 @@ from . import binding, compare, outline
 from .builder import Artifact, build
 from .errors import HipfireError
 from .family import Variant
-from .parity import Result, check, grid
+from .parity import Result, grid
 from .resources import Change, diff
 from .revision import Pinned
 from .runtime import Device
 from .runtime.host import HostDevice
 from .timing import Times
+from .watch_child import Checker
 
 CASES: dict[str, Any] = {"rows": (17,), "contexts": (1, 390)}
 """The part of the parity grid of one turn: full groups, a ragged one, a second sub-batch; one key, and so many that a
@@ -81,6 +83,9 @@ class Watch:
     def __init__(self, sets: Sequence[Sequence[Variant]], archs: Sequence[str], timed: Device | None = None) -> None:
         self.sets, self.archs, self.timed = tuple(sets), tuple(archs), timed
         self._good: dict[Key, str] = {}
+        self._checkers: queue.SimpleQueue[Checker] = queue.SimpleQueue()
+        for _ in range(os.cpu_count() or 1):
+            self._checkers.put(Checker())
 
     def turn(self) -> Turn:
         """Render all, and do what there is to do for those that changed."""
@@ -137,7 +142,7 @@ class Watch:
         from threadpoolctl import threadpool_limits
 
         with threadpool_limits(1), ThreadPoolExecutor(os.cpu_count()) as pool:
-            runs = {v: pool.submit(_check, v) for v in found.checked}
+            runs = {v: pool.submit(self._check, v) for v in found.checked}
             keys = [(v, a) for v in found.checked for a in self.archs if a != "host"]
             builds = {key: pool.submit(self._changes, key) for key in keys}
         for key, changes in builds.items():
@@ -150,6 +155,14 @@ class Watch:
                 found.failures += [(variant, "host", result.describe()) for result in results if not result.ok]
         if found.good and self.timed is not None:
             self._time(found, self.timed)
+
+    def _check(self, variant: Variant) -> list[Result]:
+        """Build for the host and run the cases."""
+        artifact, checker = build(variant, "host"), self._checkers.get()
+        try:
+            return checker.run(variant, artifact, list(grid(variant, **CASES)))
+        finally:
+            self._checkers.put(checker)
 
     def _changes(self, key: Key) -> tuple[Change, ...]:
         """Build, and hold what it takes against the last good version."""
@@ -180,12 +193,6 @@ def _noted(found: Turn, variant: Variant, arch: str) -> Iterator[None]:
         yield
     except HipfireError as error:
         found.failures.append((variant, arch, str(error)))
-
-
-def _check(variant: Variant) -> list[Result]:
-    """Build for the host and run the cases."""
-    device = HostDevice()
-    return [check(variant, case, device) for case in grid(variant, **CASES)]
 
 
 Stamps = dict[str, tuple[int, int, int]]

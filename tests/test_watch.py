@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mutants import GQA, MUTANTS, N64, TILE_BATCHED, Mutant, _mutated_environment
+from mutants import GQA, MUTANTS, N64, ROWS, TILE_BATCHED, Mutant, _mutated_environment
 from tree_lab import Tree
 
-from hipfire_kernels import families, outline, render
+from hipfire_kernels import families, outline, render, watch_child
 from hipfire_kernels.family import Variant
 from hipfire_kernels.watch import Watch
 
-ROWS8 = families()["attention_flash_q8_0_rows"].variant(rows=8, head_dim=128)
-ROWS_TEMPLATE = "templates/attention_flash_q8_0_rows.hip.j2"
+ROWS8 = families()[ROWS].variant(rows=8, head_dim=128)
+ROWS_TEMPLATE = f"templates/{ROWS}.hip.j2"
 MMA = "attention_verify_mma_q8"
 
 
@@ -96,6 +96,26 @@ class TestTurns:
         )
         turn = looking.turn()
         assert (turn.good, turn.changed) == (True, [])
+
+    @pytest.mark.parametrize(
+        ("planted", "says"),
+        [
+            ("*(volatile float*)8 = 1.0f;", "crashes, SIGSEGV: "),
+            ("for (volatile int i = 0; i < 1;) {}", "hangs, no answer"),
+        ],
+        ids=["crash", "hang"],
+    )
+    def test_what_takes_its_process_with_it(self, planted: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(watch_child, "LIMIT_S", 2.0)
+        start = "    const int head = block_x(), tile = block_y();\n"
+        looking = Watch([[ROWS8]], [])
+        assert looking.turn().good
+        self.edit(monkeypatch, Mutant("", ROWS, {}, f"{ROWS}.hip.j2", start, f"{start}    {planted}\n"))
+        ((_, arch, message),) = looking.turn().failures
+        assert arch == "host"
+        assert says in message
+        self.edit(monkeypatch, Mutant("", ROWS, {}, f"{ROWS}.hip.j2", f"    {planted}\n", "    ;\n"))
+        assert looking.turn().good
 
     def test_a_template_that_cannot_be_rendered_is_one_failure(self, monkeypatch: pytest.MonkeyPatch) -> None:
         tile = families()[TILE_BATCHED]
