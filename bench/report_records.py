@@ -17,12 +17,25 @@ from .report_plots import Line, Plot
 
 def evidence(records: Sequence[Evidence]) -> Section:
     """What opens the routes."""
-    columns = ["arch", "route", "head_dim", "kind", "sources", "cases", "worst error", "crossover", "verdict", "why"]
+    columns = [
+        "arch",
+        "route",
+        "head_dim",
+        "heads",
+        "kind",
+        "sources",
+        "cases",
+        "worst error",
+        "crossover",
+        "verdict",
+        "why",
+    ]
     rows = [
         [
             Cell(r.arch),
             Cell(r.route),
             number(r.shape.head_dim),
+            Cell(f"{r.shape.n_heads}/{r.shape.n_kv_heads}", r.shape.n_heads),
             Cell(r.kind),
             Cell(status(r), tone="bad" if status(r) == "stale" else ""),
             number(r.parity.cases),
@@ -155,6 +168,7 @@ def _facts(document: Document) -> list[tuple[str, str]]:
     pinned = document.get("pinned", {})
     machine = pinned.get("machine", {})
     found.append(("machine", ", ".join(str(machine[n]) for n in ("device", "driver", "toolchain") if machine.get(n))))
+    found.append(("set", _switches(pinned.get("environment", {}).get("shown", {}))))
     if "shape" in pinned:
         shape = pinned["shape"]
         found.append(("shape", f"{shape['ctx']:,} keys, {shape['rows']} rows, head_dim {shape['head_dim']}"))
@@ -168,6 +182,14 @@ def _facts(document: Document) -> list[tuple[str, str]]:
         found.append((arm, f"{value:.6g} {document['unit']}, {beside(document, arm)}"))
     found.append(("code", str(pinned.get("code", ""))[:12]))
     return [(name, text) for name, text in found if text]
+
+
+def _switches(shown: Mapping[str, str]) -> str:
+    """What both arms had set of this library's switches; paths are digests, and say nothing."""
+    ours = {
+        name: text for name, text in shown.items() if name.startswith("HIPFIRE_") and not text.startswith("sha256 ")
+    }
+    return ", ".join(f"{name}={text}" for name, text in ours.items())
 
 
 def _counted(counts: Mapping[str, int]) -> str:

@@ -18,7 +18,7 @@ from hipfire_kernels.bench.kernels import BASE
 from hipfire_kernels.bench.report_data import Series
 from hipfire_kernels.bench.report_plots import short
 from hipfire_kernels.cli import app
-from hipfire_kernels.dispatch import AttendRequest, admit
+from hipfire_kernels.dispatch import AttendRequest, admit, evidence
 from hipfire_kernels.errors import InputError
 
 needs_plots = pytest.mark.skipif(
@@ -314,3 +314,17 @@ def test_files_that_are_no_results_make_no_page(files: dict[str, Path], tmp_path
     done = CliRunner().invoke(app, ["report", str(files["table"]), "--against", str(files["table"])])
     assert done.exit_code == 2
     assert "no build report" in done.stderr
+
+
+def test_what_both_arms_of_a_run_had_set() -> None:
+    shown = {"CUDA_HOME": "x", "HIPFIRE_CACHE_DIR": "sha256 02aa", "HIPFIRE_DFLASH_ADAPTIVE_B": "0"}
+    document = {"variable": "route", "refused": "not run", "pinned": {"environment": {"shown": shown}}}
+    (run,) = report_records.runs([document]).runs
+    assert ("set", "HIPFIRE_DFLASH_ADAPTIVE_B=0") in run.facts
+
+
+def test_evidence_says_for_which_heads_it_is() -> None:
+    records = [r for r in evidence.shipped() if (r.arch, r.route, r.shape.head_dim) == ("sm_90", "verify_mma", 256)]
+    (table,) = report_records.evidence(records).tables
+    at = list(table.columns).index("heads")
+    assert {row[at].text for row in table.rows} == {"24/4", "32/8", "16/2"}
