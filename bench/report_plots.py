@@ -25,6 +25,9 @@ MARKERS = "osD^vPX*"
 MOST_TICKS = 6
 """Of so many places each has its tick."""
 
+WIDE = 1e4
+"""A logarithmic axis that spans less has ticks between the powers of ten, which alone would be a label or two."""
+
 _TIP = "tip:"
 _SIZE = (4.4, 2.9)
 
@@ -143,7 +146,7 @@ def _style() -> Mapping[str, Any]:
 
 
 def _frame(axes: Any, plot: Plot) -> None:
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
     counts, plain = FuncFormatter(lambda x, _: short(x)), FuncFormatter(lambda y, _: f"{y:g}")
 
@@ -153,6 +156,10 @@ def _frame(axes: Any, plot: Plot) -> None:
     if "y" in plot.log:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(plain)
+        values = [y for line in plot.lines for _, y in line.points]
+        if max(values) < WIDE * min(values):
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_minor_formatter(NullFormatter())
     if "x" in plot.log:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(counts)
@@ -197,7 +204,8 @@ def _annotate(axes: Any, plot: Plot) -> None:
         )
     if plot.marks:  # room for their labels above the lines
         low, high = axes.get_ylim()
-        axes.set_ylim(low, high + (0.1 + 0.08 * len(plot.marks)) * (high - low))
+        share = 0.1 + 0.08 * len(plot.marks)
+        axes.set_ylim(low, high * (high / low) ** share if "y" in plot.log else high + share * (high - low))
     for number, (x, name, index) in enumerate(plot.marks):
         axes.axvline(x, color=series_colour(index), linewidth=1, linestyle=":")
         axes.annotate(

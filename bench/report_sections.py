@@ -77,7 +77,7 @@ def _speed_plot(title: str, rows: Rows, series: Series) -> Plot:
         lines.append(_speed_line(route, speeds, series))
         if (crossing := crossover(speeds)) is not None:
             marks.append((float(crossing.ctx), f"{route} from {crossing.ctx:,}", series.index(route)))
-    return Plot(title, "context, keys", "speed-up", tuple(lines), levels=((1, BASE),), marks=tuple(marks))
+    return Plot(title, "context, keys", "speed-up", tuple(lines), log="xy", levels=((1, BASE),), marks=tuple(marks))
 
 
 def _pair(row: Mapping[str, Any]) -> tuple[float, float]:
@@ -112,7 +112,7 @@ def _evidence_plots(records: Sequence[Evidence], series: Series) -> list[Plot]:
             for r, _ in parts
             if r.crossover
         )
-        found.append(Plot(title, "context, keys", "speed-up", lines, levels=((1, BASE),), marks=marks))
+        found.append(Plot(title, "context, keys", "speed-up", lines, log="xy", levels=((1, BASE),), marks=marks))
     return found
 
 
