@@ -6,14 +6,18 @@ Run as `python mutants.py NAME` (exit code 0: the fault survived) in a process o
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import sys
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import jinja2
+import verify_lab
 
-from hipfire_kernels import attention, families, render
+from hipfire_kernels import attention, draft, families, render
 from hipfire_kernels.errors import DeviceError
 from hipfire_kernels.family import KernelFamily, Variant
 from hipfire_kernels.parity import check, grid
@@ -26,6 +30,8 @@ REDUCE = "attention_flash_reduce_batched"
 KV_WRITE = "kv_cache_write_q8_0_batched"
 DFLASH = "attention_dflash_f32"
 GQA = "attention_verify_gqa_q8"
+MMA = "attention_verify_mma_q8"
+MMA_BODY = "verify_mma_wave.h.j2"
 M16 = "attention_dflash_wmma_f32"
 N64 = "attention_dflash_wmma_n64_f32"
 PREFILL = "attention_q8_0_flash_prefill_wmma"
@@ -33,7 +39,7 @@ PREFILL = "attention_q8_0_flash_prefill_wmma"
 
 @dataclass(frozen=True)
 class Mutant:
-    """One fault: in `template`, `old` becomes `new`; or the family's grid becomes `grid`."""
+    """One fault: in `template`, or in `function`, `old` becomes `new`; or the family's grid becomes `grid`."""
 
     name: str
     family: str
@@ -42,11 +48,14 @@ class Mutant:
     old: str = ""
     new: str = ""
     grid: Callable[[Any, Any], tuple[int, int, int]] | None = None
+    function: FunctionType | None = None
 
 
 TILE = {"head_dim": 128, "mask": "causal"}
 R8 = {"rows": 8, "head_dim": 256}
 SPLIT = {"head_dim": 128, "group": 6, "rows": 8}
+COLUMNS40 = {"head_dim": 128, "group": 5, "rows": 8, "terms": 1}
+TWO_TERMS = {"head_dim": 128, "group": 3, "rows": 8, "terms": 2}
 MERGE = {"head_dim": 128, "bound": "splits"}
 SLIDE = {"head_dim": 128, "sliding": True}
 F32KV = {"head_dim": 128, "kv": "f32", "sliding": True}
@@ -87,6 +96,29 @@ MUTANTS = [
     Mutant("all rows see what the longest sees, in splits", GQA, SPLIT, f"{GQA}.hip.j2", "positions[first_row + group_row + column_row] + 1 - begin", "bound - begin"),
     Mutant("rows and heads of a column swapped", GQA, SPLIT, f"{GQA}.hip.j2", "row = at % ROWS, head = at / ROWS;", "row = at / GROUP, head = at % GROUP;"),
     Mutant("the group of the first rows only", GQA, SPLIT, grid=lambda v, s: (s.splits, s.n_kv_heads, 1)),
+    Mutant("verify_mma sees the key behind a row's bound", MMA, COLUMNS40, MMA_BODY, "key >= bounds[row]) score", "key > bounds[row]) score"),
+    Mutant("keys end where the last row's end", MMA, COLUMNS40, MMA_BODY, "most = sees > most ? sees : most;", "most = sees;"),
+    Mutant("last row of a ragged group left out", MMA, COLUMNS40, MMA_BODY, "? batch - group_row :", "? batch - group_row - 1 :"),
+    Mutant("verify_mma leaves the record of no key unwritten", MMA, COLUMNS40, MMA_BODY, "if (c % ROWS >= here) continue;", "if (c % ROWS >= here || total(c) == 0.0f) continue;"),
+    Mutant("verify_mma does not rescale out", MMA, COLUMNS40, MMA_BODY, "factor[s] = exp2_f32(old[c] - reference(c));", "factor[s] = 1.0f;"),
+    Mutant("verify_mma does not rescale the sum", MMA, COLUMNS40, MMA_BODY, "sum[j][s] *= exp2_f32(old[c] - top[s]);", ""),
+    Mutant("maximum of half of the keys", MMA, COLUMNS40, MMA_BODY, "max_f32(low, high)", "low"),
+    Mutant("a step of hidden keys only is a new reference", MMA, COLUMNS40, MMA_BODY, "max_f32(old[c], max_f32(low, high))", "max_f32(low, high)"),
+    Mutant("key scale of the neighbouring block", MMA, COLUMNS40, MMA_BODY, "unsigned short scale = load_u16(key + dim0 /", "unsigned short scale = load_u16(key + (dim0 ^ {{ Q8_BLOCK }}) /"),
+    Mutant("value scale of the neighbouring key", MMA, COLUMNS40, MMA_BODY, "scale[0] | scale[1] << 16", "scale[1] | scale[0] << 16"),
+    Mutant("query of another head, in verify_mma", MMA, COLUMNS40, MMA_BODY, "kv_head * GROUP + c / ROWS;", "kv_head * GROUP + c % GROUP;"),
+    Mutant("query of another sub-batch", MMA, COLUMNS40, MMA_BODY, "(first_row + group_row + row) * n_heads", "(group_row + row) * n_heads"),
+    Mutant("barrier of the maxima missing", MMA, COLUMNS40, MMA_BODY, "block_sync();  // the maxima are there", "// the maxima are there"),
+    Mutant("barrier of the weights missing", MMA, COLUMNS40, MMA_BODY, "block_sync();  // the weights are there", "// the weights are there"),
+    Mutant("barrier before the spoilt values missing", MMA, COLUMNS40, MMA_BODY, "block_sync();\n    if (spoilt[0] == 0)", "if (spoilt[0] == 0)"),
+    Mutant("a hidden value that is NaN counts", MMA, COLUMNS40, MMA_BODY, "bad || key >= v.most ? 0", "key >= v.most ? 0"),
+    Mutant("a seen value that is NaN does not count", MMA, COLUMNS40, MMA_BODY, "found |= bad &&", "found |= false && bad &&"),
+    Mutant("a step is taken for whole that is not", MMA, COLUMNS40, MMA_BODY, "key0 + key + 16 <= least", "key0 + key + 16 <= v.most"),
+    Mutant("the key behind the last is read", MMA, COLUMNS40, MMA_BODY, "key < s.most ? key : s.most - 1", "key < s.most ? key : s.most"),
+    Mutant("positions behind the cache are believed", MMA, COLUMNS40, MMA_BODY, "sees < capacity ? sees : capacity", "sees"),
+    Mutant("queries and weights lose their second term", MMA, TWO_TERMS, MMA_BODY, "mma(c, a[0], b[TERMS - 1]);", ""),
+    Mutant("keys and values lose their second term", MMA, TWO_TERMS, MMA_BODY, "mma(c, a[TERMS - 1], b[0]);", ""),
+    Mutant("last split not launched", MMA, COLUMNS40, grid=lambda v, s: (s.splits - 1 or 1, s.n_kv_heads, -(-s.batch // v.rows))),
     Mutant("reducer reads a split without a key", REDUCE, MERGE, f"{REDUCE}.hip.j2", "x = w != 0.0f ? values[split * RECORD] : 0.0f", "x = values[split * RECORD]"),
     Mutant("reducer leaves out the last split", REDUCE, MERGE, f"{REDUCE}.hip.j2", "split < splits; split += WAVES", "split < splits - 1; split += WAVES"),
     Mutant("codes for 128 steps", KV_WRITE, {"pair": True}, f"{KV_WRITE}.hip.j2", "? 127.0f / amax", "? 128.0f / amax"),
@@ -106,6 +138,13 @@ MUTANTS = [
     Mutant("matrix window one wide", M16, F32KV, "draft_rows.h.j2", "position - window + 1 > 0 ? position - window + 1", "position - window > 0 ? position - window"),
     Mutant("row maximum of half the lanes", M16, F32KV, "matrix_maps.h", "ROW_LANES = 16", "ROW_LANES = 0"),
     Mutant("draft rows stand one early", DFLASH, SLIDE, f"{DFLASH}.hip.j2", "keys - rows + row;", "keys - rows + row - 1;"),
+    Mutant("every sub-batch starts at the first row", TILE_BATCHED, TILE, old="merging, held, first,", new="merging, held, 0,", function=attention.VerifyPlan.__init__),
+    Mutant("last row of the last sub-batch left out", TILE_BATCHED, TILE, old="shape.rows - first)", new="shape.rows - first - 1)", function=attention.VerifyPlan.__init__),
+    Mutant("tiles of one key fewer", TILE_BATCHED, TILE, old="tiles(covered)", new="tiles(covered - 1)", function=attention.TilePlan._extents),
+    Mutant("workspace of one tile too few", TILE_BATCHED, TILE, old="tiles(max_ctx)", new="tiles(max_ctx - 1)", function=attention.workspace_shape),
+    Mutant("reducer told of one split fewer", MMA, COLUMNS40, old='"ctx": covered', new='"ctx": covered, "splits": self.partials.shape[2] - 1', function=attention.SplitPlan._extents),
+    Mutant("a draft forgets that it is causal", DFLASH, SLIDE, old="int(causal)", new="0", function=draft.draft_launches),
+    Mutant("only the first row of a draft is merged", N64, F16KV, old="batch=rows", new="batch=1", function=draft.draft_launches),
 ]  # fmt: skip
 
 
@@ -119,19 +158,30 @@ def _mutated_environment(mutant: Mutant) -> jinja2.Environment:
 
 
 def survives(variant: Variant) -> bool:
-    """Whether every case of a small grid passes, and to the same bits in any order of the threads.
+    """Whether every case of a small grid passes, and to the same bits in any order of the threads; of a split verify
+    kernel also what the grid has no case for.
 
     The error against the oracle stands for the bits: it is a float64 that moves with any of them.
     """
     devices = [device("host"), *(HostDevice(thread_order=seed) for seed in range(3))]
-    for case in grid(variant, rows=(1, 5, 8, 31), contexts=(1, 2, 3, 129, 600)):
-        try:
+    further = verify_lab.CHECKS if variant.family.oracle == "split" else ()
+    try:
+        for case in grid(variant, rows=(1, 5, 8, 31), contexts=(1, 2, 3, 129, 600)):
             results = [check(variant, case, host) for host in devices]
-        except DeviceError:
-            return False
-        if not all(r.ok for r in results) or len({r.error for r in results}) > 1:
-            return False
-    return True
+            if not all(r.ok for r in results) or len({r.error for r in results}) > 1:
+                return False
+        return not any(wrong(variant, host) for wrong in further for host in devices)
+    except DeviceError:
+        return False
+
+
+def _rewrite(function: FunctionType, old: str, new: str) -> None:
+    """Give a function other code: whoever has imported it has the fault."""
+    source = textwrap.dedent(inspect.getsource(function))
+    assert source.count(old) >= 1, f"{function.__qualname__} no longer has {old!r}"
+    made: dict[str, Any] = {}
+    exec(source.replace(old, new), function.__globals__, made)
+    function.__code__ = made[function.__name__].__code__
 
 
 def plant(mutant: Mutant) -> Variant:
@@ -141,6 +191,8 @@ def plant(mutant: Mutant) -> Variant:
         family = dataclasses.replace(family, grid=mutant.grid)
         faulty = {**families(), mutant.family: family}
         attention.families = lambda: faulty  # type: ignore[assignment]
+    elif mutant.function is not None:
+        _rewrite(mutant.function, mutant.old, mutant.new)
     else:
         environment = _mutated_environment(mutant)
         render._environment = lambda: environment  # type: ignore[assignment]

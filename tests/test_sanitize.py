@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from fuzz_lab import hfk, variant_name
 
 from hipfire_kernels import cli, compare, families, revision
 from hipfire_kernels.archs import arch
@@ -112,6 +114,17 @@ class TestAddress:
         done = self.child("volatile int i = 5; volatile int few[4] = {}; few[i] = head;")
         assert done.returncode < 0
         assert "stack-buffer-overflow" in done.stderr
+
+    def test_a_read_of_one_key_behind_an_input(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Of a case: nothing of ours stands between its arrays and what the runtime guards."""
+        if reason := sanitized.SanitizedToolchain("address").available(HOST):
+            pytest.skip(reason)
+        for name, value in {**sanitized.environment(HOST), "TMPDIR": str(tmp_path)}.items():
+            monkeypatch.setenv(name, value)
+        fault = "the key behind the last is read"
+        (tmp_path / "case.json").write_text(json.dumps({"variant": variant_name(fault), "group": 5, "head_dim": 128}))
+        done = hfk(tmp_path, fault, "replay", "case.json", "--device", "host+address")
+        assert (done.code, "AddressSanitizer: heap-buffer-overflow" in done.out) == (1, True), done.out + done.err
 
     def test_a_process_without_the_runtime_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("LD_PRELOAD", raising=False)

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import verify_lab
 from test_qualify import fake_timer
 
 from hipfire_kernels import attend, build, families, reference
-from hipfire_kernels.attention import SplitPlan, check_verify, verify_plan, workspace_shape
+from hipfire_kernels.attention import SplitPlan, VerifyShape, check_verify, verify_plan, workspace_shape
 from hipfire_kernels.binding import launch
 from hipfire_kernels.dispatch import AttendRequest, admit, counters, evidence, measure, plan, policy, qualify
 from hipfire_kernels.dispatch.measure import Settings
@@ -77,33 +78,18 @@ def test_a_row_has_the_same_bits_in_any_company(variant: Variant, ctx: int, host
 
 @pytest.mark.parametrize("variant", HELD[:: len(HELD) // 6], ids=by_name)
 def test_nan_behind_a_rows_bound_stays_behind(variant: Variant, host: Device) -> None:
-    case = Case(8, 260, 2 * variant.group, 2, variant.head_dim, seed=11)
-    clean, _ = run_attend(variant, case, host)
-    i = inputs(case)
-    for row in (0, 3, 6):
-        first = int(i.positions[row]) + 1
-        kept = i.k_cache[first:].copy(), i.v_cache[first:].copy()
-        i.k_cache[first:, ..., :2], i.v_cache[first:, ..., :2] = 0x7E, 0x7E
-        try:
-            spoiled, _ = run_attend(variant, case, host)
-        finally:
-            i.k_cache[first:], i.v_cache[first:] = kept
-        assert np.array_equal(spoiled[: row + 1], clean[: row + 1])
-        assert np.isnan(spoiled[row + 1 :]).all(axis=-1).all()  # who sees the key has no plausible number
+    assert verify_lab.nan_behind_a_bound(variant, host) == ""
 
 
 @pytest.mark.parametrize("variant", WHOLE_GRID, ids=by_name)
 def test_rows_of_no_chain(variant: Variant, host: Device) -> None:
-    """Each row has a bound of its own; two see nothing, one sees all."""
-    case = Case(16, 600, 2 * variant.group, 2, variant.head_dim, seed=3)
-    i = inputs(case)
-    positions = np.array([-1, 599, 0, 63, 64, 127, 128, -1, 300, 301, 191, 192, 5, 599, 400, 17], np.int32)
-    out = np.full(i.q.shape, np.nan, np.float32)
-    prepared = verify_plan(variant, host, check_verify(host, i.q, i.k_cache, i.v_cache), 600)
-    prepared.run(i.q, i.k_cache, i.v_cache, positions, out)
-    want = reference.attend(i.q, i.k_cache, i.v_cache, positions)
-    assert np.abs(out - want).max() <= variant.tolerance.worst_row * np.abs(want).max()
-    assert not out[positions < 0].any()
+    assert verify_lab.rows_of_no_chain(variant, host) == ""
+
+
+@pytest.mark.parametrize("variant", HELD[:: len(HELD) // 6], ids=by_name)
+def test_nothing_behind_an_array_is_read(variant: Variant, host: Device) -> None:
+    """Where it is, the process ends."""
+    assert verify_lab.end_of_memory(variant, host) == ""
 
 
 @pytest.mark.parametrize("variant", HELD[:: len(HELD) // 6], ids=by_name)
@@ -127,6 +113,12 @@ def test_one_grid_and_one_workspace_for_every_context(host: Device) -> None:
         prepared.run(i.q, i.k_cache, i.v_cache, positions, np.empty_like(i.q), ctx=ctx)
         grids.add(tuple(one.grid for one in prepared.launches))
     assert grids == {((4, 2, 1), (4 * 12, 16, 1))}
+    assert all(one.args.keeps is prepared.partials for one in prepared.launches)  # a captured graph has no plan
+
+
+def test_32_rows_go_at_once(host: Device) -> None:
+    prepared = verify_plan(PAIR[1], host, VerifyShape(33, 2, 2, 128, 64), 64)
+    assert len(prepared.partials) == 32
 
 
 def test_a_row_behind_what_is_covered_is_nan(host: Device) -> None:

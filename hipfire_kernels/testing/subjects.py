@@ -18,6 +18,7 @@ from ..family import Tensor, Variant
 from ..layout import TILE, tiles
 from ..parity import GUARD, STALE, Guarded
 from ..runtime import ALIGNMENT, DTYPES, Device
+from ..toolchains.sanitized import ADDRESS
 from .requests import AnyRequest, DraftRequest, Request
 
 Array = npt.NDArray[Any]
@@ -97,7 +98,9 @@ class _Placed:
     """A read-only input on a device, between regions of poison, starting at an offset."""
 
     def __init__(self, device: Device, array: Array, offset: int, poison: Any) -> None:
-        flat = np.full(array.size + offset + GUARD, poison, array.dtype)
+        # A runtime that watches the memory itself must have it end where the array does: poison may be read.
+        behind = 0 if device.name == f"host+{ADDRESS}" else GUARD
+        flat = np.full(array.size + offset + behind, poison, array.dtype)
         flat[offset : offset + array.size] = array.ravel()
         self._device = device
         self._sum = zlib.crc32(flat.tobytes())
