@@ -8,7 +8,7 @@ from typing import Any
 
 from ..dispatch.evidence import status
 from ..dispatch.record import Evidence
-from ..resources import Resources, diff
+from ..resources import LABELS, Resources, diff
 from .ab import beside
 from .pairs import OFF, ON, Judgement
 from .report_data import Cell, Document, Run, Section, Table, grouped, number
@@ -57,17 +57,6 @@ def evidence(records: Sequence[Evidence]) -> Section:
 
 UNCHANGED = "none"
 
-_RESOURCES = {
-    "vgprs": "VGPR",
-    "sgprs": "SGPR",
-    "vgpr_spills": "VGPR spills",
-    "sgpr_spills": "SGPR spills",
-    "scratch_bytes": "scratch B",
-    "lds_bytes": "LDS B",
-    "occupancy": "waves/SIMD",
-    "code_bytes": "code B",
-}
-
 
 def resources(builds: Sequence[Document], against: Document | None) -> Section:
     """What each kernel takes from each arch, and what changed."""
@@ -78,7 +67,7 @@ def resources(builds: Sequence[Document], against: Document | None) -> Section:
     )
     for (arch,), group in grouped(kernels, "arch"):
         rows = [_resource_row(k, before) for k in sorted(group, key=lambda k: str(k["entry"]))]
-        columns = ["kernel", *(["changes"] if before else []), *_RESOURCES.values()]
+        columns = ["kernel", *(["changes"] if before else []), *LABELS.values()]
         compilers = ", ".join(sorted({str(k["compiler"]) for k in group}))
         caption = f"{arch} ({compilers})"
         if before:
@@ -86,7 +75,7 @@ def resources(builds: Sequence[Document], against: Document | None) -> Section:
             caption += f", {len(changed) or 'none'} changed"
             if changed:
                 section.tables.append(Table(caption, columns, changed, columns[2:]))
-        section.tables.append(Table(caption, columns, rows, list(_RESOURCES.values()), folded=True))
+        section.tables.append(Table(caption, columns, rows, list(LABELS.values()), folded=True))
     return section
 
 
@@ -95,7 +84,7 @@ def _resource_row(kernel: Mapping[str, Any], before: Mapping[tuple[str, str], An
     row = [Cell(kernel["entry"])]
     if before:
         row.append(_changes(before.get((kernel["entry"], kernel["arch"])), taken))
-    for name in _RESOURCES:
+    for name in LABELS:
         cell = number(taken[name], "d")
         in_memory = name in ("vgpr_spills", "sgpr_spills", "scratch_bytes") and taken[name]
         row.append(Cell(cell.text, cell.by, "bad") if in_memory else cell)
@@ -105,9 +94,9 @@ def _resource_row(kernel: Mapping[str, Any], before: Mapping[tuple[str, str], An
 def _changes(old: Any, new: Any) -> Cell:
     if old is None:
         return Cell("new")
-    found = [c for c in diff(Resources.from_dict(old), Resources.from_dict(new)) if c.field in _RESOURCES]
+    found = [c for c in diff(Resources.from_dict(old), Resources.from_dict(new)) if c.field in LABELS]
     tones = {c.verdict for c in found}
-    text = ", ".join(f"{_RESOURCES[c.field]} {c.before} \u2192 {c.after}" for c in found)
+    text = ", ".join(f"{LABELS[c.field]} {c.before} \u2192 {c.after}" for c in found)
     return Cell(text or UNCHANGED, len(found), "bad" if "worse" in tones else "good" if "better" in tones else "")
 
 

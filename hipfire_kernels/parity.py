@@ -99,7 +99,7 @@ class Result:
 
 def grid(variant: Variant, *, rows: Sequence[int] = ROWS, contexts: Sequence[int] = CONTEXTS) -> Iterator[Case]:
     """The cases a variant is held against: rows x contexts x query heads per KV head, two KV heads, normal values;
-    then every other named content once per group at a context of three tiles."""
+    then every other named content once per group at a context of three tiles; a sliding variant also with no window."""
     params = dict(variant.params)
     head_dim = params.get("head_dim", 128)
     for group in (params["group"],) if "group" in params else GROUPS:
@@ -117,6 +117,8 @@ def grid(variant: Variant, *, rows: Sequence[int] = ROWS, contexts: Sequence[int
                 block_cols=b if "tree" in (params.get("mask"), params.get("bound")) else 0,
                 seed=b * 7919 + ctx * 31 + group,
             )
+        if params.get("sliding"):
+            yield Case(9, 2 * TILE + 65, 2 * group, 2, head_dim, seed=group)  # its causal mask alone, or nothing
 
 
 def _window(params: dict[str, Any], ctx: int) -> int:

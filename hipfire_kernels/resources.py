@@ -28,6 +28,19 @@ _LOWER_IS_BETTER = (
 )
 
 
+LABELS = {
+    "vgprs": "VGPR",
+    "sgprs": "SGPR",
+    "vgpr_spills": "VGPR spills",
+    "sgpr_spills": "SGPR spills",
+    "scratch_bytes": "scratch B",
+    "lds_bytes": "LDS B",
+    "occupancy": "waves/SIMD",
+    "code_bytes": "code B",
+}
+"""What tables show, and what they call it."""
+
+
 @dataclass(frozen=True)
 class Resources:
     """Resources of one kernel. None where the arch has no such thing.

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import HipfireError, InputError
+from ..resources import LABELS
 from . import _out, _select
 from .isa import print_counts
-from .kernels import COLUMNS
 
 if TYPE_CHECKING:
     from ..builder import Artifact
@@ -152,7 +152,7 @@ def _show_resources(changes: list[dict[str, Any]], arch: str) -> None:
         print(f"\nresources on {arch}: the same\n")
         return
     print()
-    rows = [[COLUMNS.get(c["field"], c["field"]), c["before"], c["after"], c["verdict"]] for c in changes]
+    rows = [[LABELS.get(c["field"], c["field"]), c["before"], c["after"], c["verdict"]] for c in changes]
     _out.table([f"resource on {arch}", "A", "B", "verdict"], rows, numeric=["A", "B"])
     print()
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import RenderError, ToolchainError
+from ..resources import LABELS
 from . import _compare, _errors, _out, _select
 
 if TYPE_CHECKING:
@@ -18,18 +19,6 @@ if TYPE_CHECKING:
 
 SPILLS = ("vgpr_spills", "sgpr_spills", "scratch_bytes")
 """What a kernel must not have."""
-
-COLUMNS = {
-    "vgprs": "VGPR",
-    "sgprs": "SGPR",
-    "vgpr_spills": "VGPR spills",
-    "sgpr_spills": "SGPR spills",
-    "scratch_bytes": "scratch B",
-    "lds_bytes": "LDS B",
-    "occupancy": "waves/SIMD",
-    "code_bytes": "code B",
-}
-"""The resources that the table shows, and what it calls them."""
 
 
 def list_(as_json: _out.Json = False) -> None:
@@ -188,7 +177,7 @@ def _print_built(built: list[dict[str, Any]], archs: list[str]) -> None:
         rows = [
             [
                 row["entry"],
-                *("-" if row["resources"][name] is None else row["resources"][name] for name in COLUMNS),
+                *("-" if row["resources"][name] is None else row["resources"][name] for name in LABELS),
                 f"{row['seconds']:.3f}",
                 "yes" if row["cached"] else "no",
             ]
@@ -197,7 +186,7 @@ def _print_built(built: list[dict[str, Any]], archs: list[str]) -> None:
         ]
         compilers = sorted({row["compiler"] for row in built if row["arch"] == arch})
         print(f"{arch}  ({'; '.join(compilers)})")
-        _out.table(["kernel", *COLUMNS.values(), "s", "cached"], rows, numeric=[*COLUMNS.values(), "s"])
+        _out.table(["kernel", *LABELS.values(), "s", "cached"], rows, numeric=[*LABELS.values(), "s"])
         print()
     for row in built:
         if row["log"].strip():

@@ -8,8 +8,9 @@ import typer
 
 from ..errors import InputError
 from ..family import Variant
+from ..resources import LABELS
 from . import _select
-from .kernels import COLUMNS, check_archs
+from .kernels import check_archs
 
 
 def watch(
@@ -55,7 +56,7 @@ def _show(turn: Any, saved: list[str], *, first: bool = False) -> None:
         print(f"FAILED   {arch} {variant.name}: {message}")
     by_kernel: dict[tuple[str, str], list[str]] = {}
     for variant, arch, change in turn.changes:
-        text = f"{COLUMNS.get(change.field, change.field)} {change.before} -> {change.after}"
+        text = f"{LABELS.get(change.field, change.field)} {change.before} -> {change.after}"
         by_kernel.setdefault((arch, variant.name), []).append(
             text if change.verdict == "changed" else f"{text} ({change.verdict})"
         )
