@@ -8,107 +8,34 @@ is rendered differently, the record is stale and opens nothing. Files are read, 
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
-from importlib import resources
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError, RenderError
+from ..errors import RenderError
 from ..storage import evidence_root
 from .checks import Check, base_arch
-from .record import Evidence, Key, Record, load, record_key
+from .record import Evidence, load, record_key
+from .shelf import Shelf
 
 if TYPE_CHECKING:
-    from importlib.abc import Traversable
-    from pathlib import Path
-
     from ..family import Variant
 
-R = TypeVar("R", bound=Record)
-_override: ContextVar[Mapping[Key, Evidence] | None] = ContextVar("hipfire_evidence", default=None)
+_SHELF: Shelf[Evidence] = Shelf("evidence", load, evidence_root)
 
+shipped = _SHELF.shipped
+"""The records that come with the package."""
 
-@functools.cache
-def shipped() -> tuple[Evidence, ...]:
-    """The records that come with the package."""
-    return read_all((resources.files("hipfire_kernels.dispatch") / "evidence").iterdir(), read_file, "evidence")
+read_file = _SHELF.read_file
+"""The records of one evidence file. InputError where it cannot be read or is none, with the record and the field."""
 
-
-def read_all(files: Iterable[Traversable], read: Callable[[Traversable], tuple[R, ...]], what: str) -> tuple[R, ...]:
-    """The records of a folder's JSON files.
-
-    Raises:
-        InputError: a file cannot be read or is not right, or two records decide on the same thing.
-    """
-    owner: dict[tuple[Any, ...], str] = {}
-    found: list[R] = []
-    for file in sorted(files, key=lambda f: f.name):
-        if not file.name.endswith(".json"):
-            continue
-        for record in read(file):
-            if record.key in owner:
-                both = f"{owner[record.key]} and {file}"
-                raise InputError(f"{both} both have {what} for {record.key}; required: one record, remove the other")
-            owner[record.key] = str(file)
-            found.append(record)
-    return tuple(found)
-
-
-def read_file(file: Traversable) -> tuple[Evidence, ...]:
-    """The records of one file.
-
-    Raises:
-        InputError: it cannot be read, or is no evidence file; the message names the record and the field.
-    """
-    return load(text_of(file, "evidence"), f"evidence file {file}")
-
-
-def text_of(file: Traversable, what: str) -> str:
-    """The text of a file of records, which is of `what`."""
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{what} file {file} cannot be read ({error}); repair it or remove it") from error
-
-
-@functools.cache
-def _on_file(named: str | None) -> Mapping[Key, Evidence]:
-    """Shipped records and those of the user's folder, which win. `named`: what the variable says, for the memory."""
-    own = read_all(files_of(evidence_root()), read_file, "evidence")
-    return {r.key: r for records in (shipped(), own) for r in records}
-
-
-def files_of(folder: Path) -> list[Path]:
-    """What is in a folder of the user's, which need not exist."""
-    try:
-        return list(folder.iterdir())
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise InputError(f"evidence folder {folder} cannot be read ({error.strerror})") from error
-
-
-def _current() -> Mapping[Key, Evidence]:
-    chosen = _override.get()
-    return _on_file(os.environ.get("HIPFIRE_EVIDENCE_DIR")) if chosen is None else chosen
-
-
-@contextlib.contextmanager
-def using(records: Sequence[Evidence]) -> Iterator[None]:
-    """Decide on these records, and no others, inside the block."""
-    token = _override.set({r.key: r for r in records})
-    try:
-        yield
-    finally:
-        _override.reset(token)
+using = _SHELF.using
+"""A block inside of which these records decide, and no others."""
 
 
 def forget() -> None:
     """Read files and render sources anew at the next decision."""
-    _on_file.cache_clear()
+    _SHELF.forget()
     source_digest.cache_clear()
 
 
@@ -124,7 +51,7 @@ def find(arch: Any, route: str, head_dim: Any, group: int | None = None) -> Evid
     name = base_arch(arch)
     if name is None or not isinstance(head_dim, int):
         return None
-    return _current().get(record_key(name, route, head_dim, group or 0))
+    return _SHELF.current().get(record_key(name, route, head_dim, group or 0))
 
 
 # ---- whether a record holds -----------------------------------------------------------------------------------------

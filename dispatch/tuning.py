@@ -12,13 +12,9 @@ a record is for ANY rows and contexts. The other choices change no bits, and may
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from ..archs import ARCHS
@@ -30,9 +26,10 @@ from . import evidence
 from .checks import base_arch
 from .record import Rule, entries, hold, is_date, typed
 from .request import AttendRequest
+from .shelf import Shelf
 
 if TYPE_CHECKING:
-    from importlib.abc import Traversable
+    pass
 
 ROWS = (4, 8, 16, 32)
 """Classes of query rows: the smallest that holds them. More rows have no class, and no tuning."""
@@ -138,11 +135,6 @@ def load(text: str, name: str) -> tuple[Tuning, ...]:
     return tuple(found)
 
 
-def read_file(file: Traversable) -> tuple[Tuning, ...]:
-    """The records of one file. InputError where it cannot be read, or is not right."""
-    return load(evidence.text_of(file, "tuning"), f"tuning file {file}")
-
-
 def _rules(r: Tuning) -> list[Rule]:
     """What the fields of a record must be beyond their types."""
     legal = [family for family in families() if names(family)]
@@ -190,41 +182,21 @@ def names(family: str) -> tuple[str, ...]:
     return tuple(declared.space(next(declared.variants()), Site(1, 1, 1)))
 
 
-_override: ContextVar[Mapping[Key, Tuning] | None] = ContextVar("hipfire_tuning", default=None)
+_SHELF: Shelf[Tuning] = Shelf("tuning", load, tuning_root)
 
+shipped = _SHELF.shipped
+"""The records that come with the package."""
 
-@functools.cache
-def shipped() -> tuple[Tuning, ...]:
-    """The records that come with the package."""
-    folder = resources.files("hipfire_kernels.dispatch") / "tuning"
-    return evidence.read_all(folder.iterdir() if folder.is_dir() else (), read_file, "tuning")
+read_file = _SHELF.read_file
+"""The records of one tuning file. InputError where it cannot be read or is none, with the record and the field."""
 
-
-@functools.cache
-def _on_file(named: str | None) -> Mapping[Key, Tuning]:
-    """Shipped records and those of the user's folder, which win. `named`: what the variable says, for the memory."""
-    own = evidence.read_all(evidence.files_of(tuning_root()), read_file, "tuning")
-    return {r.key: r for records in (shipped(), own) for r in records}
-
-
-def _current() -> Mapping[Key, Tuning]:
-    chosen = _override.get()
-    return _on_file(os.environ.get("HIPFIRE_EVIDENCE_DIR")) if chosen is None else chosen
-
-
-@contextlib.contextmanager
-def using(records: Sequence[Tuning]) -> Iterator[None]:
-    """Look up in these records, and no others, inside the block."""
-    token = _override.set({r.key: r for r in records})
-    try:
-        yield
-    finally:
-        _override.reset(token)
+using = _SHELF.using
+"""A block inside of which these records are looked up in, and no others."""
 
 
 def forget() -> None:
     """Read the files anew at the next decision, and render the sources."""
-    _on_file.cache_clear()
+    _SHELF.forget()
     evidence.forget()
 
 
@@ -272,7 +244,7 @@ def find(family: KernelFamily, request: AttendRequest) -> Choice | None:
     of_shape = classes(request.rows or 1, covered or 0)
     wanted = ([(ANY, ANY)] if family.exact else []) + ([of_shape] if of_shape else [])
     heads = (request.head_dim, request.n_heads, request.n_kv_heads)
-    current: Mapping[Any, Tuning] = _current()
+    current: Mapping[Any, Tuning] = _SHELF.current()
     about = (base_arch(request.arch), family.name, *heads)
     found = [r for at in wanted if (r := current.get((*about, *at)))]
     refused = [f"{r.describe()} {fault}" for r in found if (fault := _fault(r, request))]

@@ -328,6 +328,6 @@ def test_importing_dispatch_reads_and_renders_nothing() -> None:
         "import hipfire_kernels.render as r\n"
         "from hipfire_kernels.dispatch import evidence\n"
         "assert not r._environment.cache_info().currsize\n"
-        "assert not evidence.shipped.cache_info().currsize and not evidence._on_file.cache_info().currsize"
+        "assert evidence._SHELF._shipped is None and not evidence._SHELF._on_file"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -168,7 +168,7 @@ def test_records_of_the_user_override_the_shipped_ones(
     opened: None, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shipped = tuple(tuned(MMA, {"splits": 16}, 16, ctx) for ctx in (4096, 8192))
-    monkeypatch.setattr(tuning, "shipped", lambda: shipped)
+    monkeypatch.setattr(tuning._SHELF, "_shipped", shipped)
     folder.mkdir()
     (folder / "mine.json").write_text(dump([tuned(MMA, {"splits": 9}, 16, 4096)]), encoding="utf-8")
     tuning.forget()
