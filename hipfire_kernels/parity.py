@@ -75,9 +75,27 @@ class Case:
         )
 
 
+class Checked:
+    """What a check finds: `error` of the worst (row, head), its `limit`, and a `fault`, empty where there is none."""
+
+    error: float
+    limit: float
+    fault: str
+
+    @property
+    def ok(self) -> bool:
+        """No fault, and the worst row within the limit."""
+        return not self.fault and self.error <= self.limit
+
+    def line(self, what: str) -> str:
+        """The verdict on `what`."""
+        verdict = "ok" if self.ok else "FAILED"
+        return f"{verdict} {what}: error {self.error:.3g} (limit {self.limit:g}) {self.fault}".rstrip()
+
+
 @dataclass(frozen=True)
-class Result:
-    """What one check found. `error` is of the worst (row, head); `fault` is a sentence, empty when there is none."""
+class Result(Checked):
+    """What one check of a variant found."""
 
     variant: Variant
     case: Case
@@ -85,16 +103,9 @@ class Result:
     limit: float
     fault: str = ""
 
-    @property
-    def ok(self) -> bool:
-        """No fault, and the worst row within the limit."""
-        return not self.fault and self.error <= self.limit
-
     def describe(self) -> str:
         """One line; for a failure with what it takes to run it again."""
-        verdict = "ok" if self.ok else "FAILED"
-        measured = f"error {self.error:.3g} (limit {self.limit:g}) {self.fault}"
-        return f"{verdict} {self.variant.name} {self.case.describe()}: {measured}".rstrip()
+        return self.line(f"{self.variant.name} {self.case.describe()}")
 
 
 def grid(variant: Variant, *, rows: Sequence[int] = ROWS, contexts: Sequence[int] = CONTEXTS) -> Iterator[Case]:

@@ -20,7 +20,7 @@ from .yardstick import error_of, expected
 
 
 @dataclass(frozen=True)
-class Finding:
+class Finding(parity.Checked):
     """What a check found: the error of the worst (row, head) in the unit of the tolerance, and what else is wrong."""
 
     case: FuzzCase
@@ -28,16 +28,9 @@ class Finding:
     limit: float
     fault: str = ""
 
-    @property
-    def ok(self) -> bool:
-        """No fault, and the worst row within the limit."""
-        return not self.fault and self.error <= self.limit
-
     def describe(self) -> str:
         """One line."""
-        verdict = "ok" if self.ok else "FAILED"
-        measured = f"error {self.error:.3g} (limit {self.limit:g}) {self.fault}"
-        return f"{verdict} {self.case.describe()}: {measured}".rstrip()
+        return self.line(self.case.describe())
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
