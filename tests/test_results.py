@@ -53,6 +53,28 @@ def test_a_shared_kv_head_is_read_faster_on_the_card() -> None:
         assert found["verify_mma"]["over_base_quartiles"][0] >= 8
 
 
+@pytest.mark.parametrize(("name", "arch"), [("host-fuzz.json", "host"), ("h200-fuzz.json", "sm_90")])
+def test_fuzzing_left_no_variant_out_and_found_nothing(name: str, arch: str) -> None:
+    found = recorded(name)
+    assert (found["cases"], found["failures"], found["devices"][0]["arch"]) == (20_000, [], arch)
+    assert (len(found["worst"]), found["left_out"]) == (218, [])
+    assert max(found["worst"].values()) <= 1
+
+
+def test_an_ab_run_has_a_verdict_only_where_the_interval_leaves_out_1() -> None:
+    runs: list[Any] = json.loads((RESULTS / "h200-ab.json").read_text(encoding="utf-8"))
+    assert {(run["mode"], run["variable"]) for run in runs} == {
+        ("kernel", "kernel"), ("generate", "route"), ("generate", "HIPFIRE_VERIFY_GRAPH"),
+    }  # fmt: skip
+    text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    for run in runs:
+        low, high = run["judgement"]["interval"]
+        assert run["refused"] is None
+        assert run["judgement"]["pairs"] >= 12
+        assert run["judgement"]["verdict"] is None or not low <= 1 <= high
+        assert f"{run['judgement']['ratio']:.2f}" in text
+
+
 def test_shipped_measured_evidence_is_fresh() -> None:
     """Whoever edits a template qualifies its routes anew on a card, or takes their records out."""
     assert {evidence.status(record) for record in evidence.shipped() if record.kind == "measured"} <= {"fresh"}
