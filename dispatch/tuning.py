@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..archs import ARCHS
 from ..family import KernelFamily, Site, Variant
@@ -27,9 +27,6 @@ from .checks import base_arch
 from .record import Rule, entries, hold, is_date, typed
 from .request import AttendRequest
 from .shelf import Shelf
-
-if TYPE_CHECKING:
-    pass
 
 ROWS = (4, 8, 16, 32)
 """Classes of query rows: the smallest that holds them. More rows have no class, and no tuning."""

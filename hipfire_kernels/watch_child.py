@@ -70,6 +70,7 @@ class Checker:
 def _serve(pipe: Connection) -> None:
     """Answer until the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    device = HostDevice()
     variants = {v.entry: v for family in families().values() for v in family.variants()}
     while True:
         try:
@@ -77,7 +78,7 @@ def _serve(pipe: Connection) -> None:
         except EOFError:
             return
         binding.kernel.cache_clear()  # what is launched beside the kernel may share what was edited
-        one, device = compare.Build(variants[entry], artifact), HostDevice()
+        one = compare.Build(variants[entry], artifact)
         for case in cases:
             try:
                 (result,) = compare.parity(one, [case], device)

@@ -8,11 +8,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fuzz_lab import Run
 
 from hipfire_kernels import builder, dispatch, families, parity
 from hipfire_kernels.archs import ARCHS
@@ -38,20 +39,6 @@ from hipfire_kernels.toolchains import registry
 ROWS = "attention_flash_q8_0_rows"
 ROWS8 = "attention_flash_q8_0_rows8_d8"
 REDUCE = "attention_flash_reduce_batched_d1"
-
-
-@dataclass(frozen=True)
-class Run:
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def document(self) -> Any:
-        """The one JSON document on stdout."""
-        return json.loads(self.out)
 
 
 Hfk = Callable[..., Run]

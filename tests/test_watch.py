@@ -173,6 +173,10 @@ def test_watch(watching: Watching) -> None:
     assert "good     saved attention_flash_q8_0_rows.hip.j2" in said
     assert "takes" not in said
 
+    # Another order of the records: right only where the reducer is compiled anew as well.
+    said = watching.save("templates/partials.h.j2", "n_heads + head)", "n_heads + n_heads - 1 - head)")
+    assert "good     saved partials.h.j2" in said
+
     said = watching.save(ROWS_TEMPLATE, "float acc[ROWS][DIMS] = {};", "float acc[ROWS][DIMS] = {{ nothing }};")
     assert (
         "FAILED   host attention_flash_q8_0_rows8_d4: attention_flash_q8_0_rows.hip.j2: 'nothing' is undefined" in said
