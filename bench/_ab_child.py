@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from .. import families
-from ..attention import check_verify, verify_plan
-from ..errors import HipfireError
-from ..runtime import Device
-from ..runtime import device as open_device
-from ..timing import timer
-from . import pinned
-from .kernels import Shape, random_cache
+from hipfire_kernels import families
+from hipfire_kernels.bench import pinned
+from hipfire_kernels.bench.kernels import Shape, random_cache
+from hipfire_kernels.errors import HipfireError
+from hipfire_kernels.running.attention import check_verify, verify_plan
+from hipfire_kernels.running.devices import Device
+from hipfire_kernels.running.devices import device as open_device
+from hipfire_kernels.running.timing import timer
 
 Found = dict[str, Any]
 
@@ -87,7 +87,7 @@ def _generate(job: Found, on: Device) -> Found:
     """
     from threadpoolctl import threadpool_limits
 
-    from ..model import Engine, load_draft, load_target
+    from hipfire_kernels.model import Engine, load_draft, load_target
 
     draft = load_draft(job["draft"]) if job["draft"] else None
     engine = Engine(load_target(job["target"]), draft, device=on.name, kv_format=job["kv_format"])

@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from .. import __version__, errors
-from ..errors import DeviceError, HipfireError
-from . import pairs
-from .pairs import ANCHOR, OFF, ON
+from hipfire_kernels import __version__, errors
+from hipfire_kernels.bench import pairs
+from hipfire_kernels.bench.pairs import ANCHOR, OFF, ON
+from hipfire_kernels.errors import DeviceError, HipfireError
 
 SCHEMA = 1
 REPEATS = 6
@@ -262,9 +262,9 @@ def on_card(device: str, parts: Sequence[str] = PARTS, repeats: int = 4, step: O
 
 
 def _card_runs(device: str, parts: Sequence[str]) -> Iterator[tuple[str, Callable[[], Experiment]]]:
-    from ..dispatch.routes import routes_of
-    from .ab_arms import GenerateArms, KernelArms, request
-    from .kernels import Shape
+    from hipfire_kernels.bench.ab_arms import GenerateArms, KernelArms, request
+    from hipfire_kernels.bench.kernels import Shape
+    from hipfire_kernels.dispatch.routes import routes_of
 
     known = {row.name for row in routes_of("verify")}
     routes = [pair for pair in (("tile_batched", "rows8"), ("rows8", "verify_mma")) if known.issuperset(pair)]
@@ -285,9 +285,9 @@ def _card_runs(device: str, parts: Sequence[str]) -> Iterator[tuple[str, Callabl
 
 def _behind_crossovers(device: str, routes: Sequence[str]) -> int:
     """Tokens of a prompt behind which the demo pair's target may take any of the routes."""
-    from ..dispatch import evidence
-    from ..dispatch.policy import MIN_CTX_DEFAULT
-    from ..runtime import device as open_device
+    from hipfire_kernels.dispatch import evidence
+    from hipfire_kernels.dispatch.policy import MIN_CTX_DEFAULT
+    from hipfire_kernels.running.devices import device as open_device
 
     arch = open_device(device).arch.name
     records = [evidence.find(arch, route, head_dim=256, group=4) for route in routes]

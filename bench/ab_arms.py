@@ -13,20 +13,21 @@ from typing import Any
 
 import numpy as np
 
-from .. import families, reference
-from ..dispatch import evidence, policy
-from ..dispatch.record import Verdict, dump
-from ..dispatch.request import AttendRequest
-from ..dispatch.routes import ROUTES, routes_of
-from ..errors import InputError
-from ..family import Variant
-from ..parity import worst_row
-from ..runtime import device as open_device
-from . import pinned
-from ._ab_child import shape_arrays
-from .ab import Arm, Sample
-from .kernels import Shape
-from .pairs import ANCHOR, OFF, ON
+from hipfire_kernels import families
+from hipfire_kernels.authoring.family import Variant
+from hipfire_kernels.bench import pinned
+from hipfire_kernels.bench._ab_child import shape_arrays
+from hipfire_kernels.bench.ab import Arm, Sample
+from hipfire_kernels.bench.kernels import Shape
+from hipfire_kernels.bench.pairs import ANCHOR, OFF, ON
+from hipfire_kernels.checking import reference
+from hipfire_kernels.checking.parity import worst_row
+from hipfire_kernels.dispatch import evidence, policy
+from hipfire_kernels.dispatch.record import Verdict, dump
+from hipfire_kernels.dispatch.request import AttendRequest
+from hipfire_kernels.dispatch.routes import ROUTES, routes_of
+from hipfire_kernels.errors import InputError
+from hipfire_kernels.running.devices import device as open_device
 
 Taken = Sequence[tuple[str, Sample]]
 
@@ -201,7 +202,7 @@ def request(
     Raises:
         CheckpointError: the target has no tokenizer.
     """
-    from ..model import Tokenizer, demo_pair_path, demo_prompts
+    from hipfire_kernels.model import Tokenizer, demo_pair_path, demo_prompts
 
     small = target is None
     if target is None:

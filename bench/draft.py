@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import families, reference
-from ..draft import DraftWorkspace, draft_launches
-from ..family import Variant
-from ..parity import worst_row
-from ..runtime.gpu import GpuDevice
-from ..timing import Stopwatch
-from .kernels import provenance
+from hipfire_kernels import families
+from hipfire_kernels.authoring.family import Variant
+from hipfire_kernels.bench.kernels import provenance
+from hipfire_kernels.checking import reference
+from hipfire_kernels.checking.parity import worst_row
+from hipfire_kernels.running.devices.gpu import GpuDevice
+from hipfire_kernels.running.draft import DraftWorkspace, draft_launches
+from hipfire_kernels.running.timing import Stopwatch
 
 KEYS = (2064, 20688)
 SPLITS = (8, 16, 33, 66)

@@ -15,20 +15,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import __version__, reference
-from ..attention import VerifyPlan, check_verify, reducer, verify_plan
-from ..builder import build
-from ..dispatch import tuning
-from ..dispatch.request import AttendRequest
-from ..dispatch.routes import route
-from ..family import Variant
-from ..kernels import families
-from ..layout import kv_cache_shape
-from ..parity import worst_row
-from ..q8_0 import random_q8_0
-from ..render import source_digest
-from ..runtime.gpu import GpuDevice
-from ..timing import Stopwatch, Times, ratio
+from hipfire_kernels import __version__
+from hipfire_kernels.authoring.family import Variant
+from hipfire_kernels.authoring.render import source_digest
+from hipfire_kernels.building.builder import build
+from hipfire_kernels.checking import reference
+from hipfire_kernels.checking.parity import worst_row
+from hipfire_kernels.dispatch import tuning
+from hipfire_kernels.dispatch.request import AttendRequest
+from hipfire_kernels.dispatch.routes import route
+from hipfire_kernels.kernels import families
+from hipfire_kernels.layout import kv_cache_shape
+from hipfire_kernels.q8_0 import random_q8_0
+from hipfire_kernels.running.attention import VerifyPlan, check_verify, reducer, verify_plan
+from hipfire_kernels.running.devices.gpu import GpuDevice
+from hipfire_kernels.running.timing import Stopwatch, Times, ratio
 
 CONTEXTS = (2048, 4096, 20676, 32768, 131072)
 ROWS = (4, 8, 16, 32)

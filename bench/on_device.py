@@ -23,20 +23,21 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from .. import attend, families, kv_write, quantize_q8_0, reference
-from ..attention import check_verify, verify_plan
-from ..dispatch import AttendRequest, plan
-from ..errors import DeviceError
-from ..family import Variant
-from ..matrix_probe import probe
-from ..parity import Case, check, grid, inputs, run_attend, tile_twin, worst_row
-from ..runtime import Device
-from ..runtime import device as open_device
-from ..runtime.gpu import GpuDevice
-from ..testing import VariantSubject, campaign, variant_of
-from ..testing import check as check_case
-from ..testing.axes import generate
-from . import ab, draft, kernels, peers
+from hipfire_kernels import attend, families, kv_write, quantize_q8_0
+from hipfire_kernels.authoring.family import Variant
+from hipfire_kernels.bench import ab, draft, kernels, peers
+from hipfire_kernels.checking import reference
+from hipfire_kernels.checking.matrix_probe import probe
+from hipfire_kernels.checking.parity import Case, check, grid, inputs, run_attend, tile_twin, worst_row
+from hipfire_kernels.dispatch import AttendRequest, plan
+from hipfire_kernels.errors import DeviceError
+from hipfire_kernels.running.attention import check_verify, verify_plan
+from hipfire_kernels.running.devices import Device
+from hipfire_kernels.running.devices import device as open_device
+from hipfire_kernels.running.devices.gpu import GpuDevice
+from hipfire_kernels.testing import VariantSubject, campaign, variant_of
+from hipfire_kernels.testing import check as check_case
+from hipfire_kernels.testing.axes import generate
 
 LONG = (32768, 131072)
 AB = tuple(f"ab-{part}" for part in ab.PARTS)
@@ -218,7 +219,7 @@ def _host_us(device: GpuDevice, calls: Mapping[str, Callable[[], Any]]) -> dict[
 def model(device_name: str) -> dict[str, Any]:
     """The demo pair with its KV caches and all attention on the device. `tests/test_results.py` holds the tokens of the
     recorded run against the host's."""
-    from ..model import Engine, Tokenizer, demo_pair_path, demo_prompts, load_demo_pair
+    from hipfire_kernels.model import Engine, Tokenizer, demo_pair_path, demo_prompts, load_demo_pair
 
     target, draft = load_demo_pair()
     tokenizer = Tokenizer(demo_pair_path() / "target")

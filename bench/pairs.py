@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InputError
+from hipfire_kernels.errors import InputError
 
 OFF, ON, ANCHOR = "off", "on", "ar"
 DECLARED = (OFF, ON, ON, OFF, OFF, ON)

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from .. import dequantize_q8_0, reference
-from ..parity import worst_row
-from ..runtime.gpu import GpuDevice
-from ..timing import Stopwatch
-from .kernels import Shape, provenance, random_cache, route_variants
+from hipfire_kernels import dequantize_q8_0
+from hipfire_kernels.bench.kernels import Shape, provenance, random_cache, route_variants
+from hipfire_kernels.checking import reference
+from hipfire_kernels.checking.parity import worst_row
+from hipfire_kernels.running.devices.gpu import GpuDevice
+from hipfire_kernels.running.timing import Stopwatch
 
 Call = Callable[[], Any]
 
@@ -64,7 +65,7 @@ def _shape_rows(torch: Any, device: GpuDevice, watch: Stopwatch, shape: Shape) -
 
 
 def _own_calls(device: GpuDevice, shape: Shape, arrays: tuple[Any, ...]) -> tuple[dict[str, Call], dict[str, Call]]:
-    from ..attention import check_verify, verify_plan
+    from hipfire_kernels.running.attention import check_verify, verify_plan
 
     on = [device.to_device(a) for a in arrays]
     calls: dict[str, Call] = {}

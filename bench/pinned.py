@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
-from ..runtime import Device
+from hipfire_kernels.errors import InputError
+from hipfire_kernels.running.devices import Device
 
 SHOWN = ("HIPFIRE_", "CUDA_", "HIP_", "ROCR_", "HSA_", "GPU_", "OMP_", "OPENBLAS_", "MKL_")
 """Prefixes of the variables that a document shows; of all others it holds a digest alone."""
@@ -111,7 +111,7 @@ def tracer() -> str | None:
 
 def device_facts(device: Device) -> dict[str, Any]:
     """Names of device, driver and compiler, the arch, and the machine."""
-    from ..dispatch.measure import identity
+    from hipfire_kernels.dispatch.measure import identity
 
     machine = {"python": platform.python_version(), "cores": os.cpu_count()}
     return {"name": device.name, "arch": device.arch.name, **identity(device), **machine}

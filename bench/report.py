@@ -13,13 +13,13 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from .. import __version__
-from ..errors import InputError
-from . import report_plots
-from .report_data import Document, Results, read
-from .report_plots import Plot
-from .report_routes import route_map
-from .report_sections import sections
+from hipfire_kernels import __version__
+from hipfire_kernels.bench import report_plots
+from hipfire_kernels.bench.report_data import Document, Results, read
+from hipfire_kernels.bench.report_plots import Plot
+from hipfire_kernels.bench.report_routes import route_map
+from hipfire_kernels.bench.report_sections import sections
+from hipfire_kernels.errors import InputError
 
 LAST = ("ab", "parity", "fuzz")
 """Parts that come behind the route map."""

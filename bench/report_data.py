@@ -9,9 +9,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from ..dispatch.record import Evidence, load
-from ..errors import InputError
-from .report_plots import Plot
+from hipfire_kernels.bench.report_plots import Plot
+from hipfire_kernels.dispatch.record import Evidence, load
+from hipfire_kernels.errors import InputError
 
 Document = dict[str, Any]
 

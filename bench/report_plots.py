@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 from xml.sax.saxutils import escape
 
-from ..errors import ToolchainUnavailable
+from hipfire_kernels.errors import ToolchainUnavailable
 
 INK, MUTED, GRID = "#fe0001", "#fe0002", "#fe0003"
 _NAMES = {INK: "ink", MUTED: "muted", GRID: "grid"}

@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..dispatch.evidence import status
-from ..dispatch.record import Evidence
-from ..resources import LABELS, Resources, diff
-from .ab import beside
-from .pairs import OFF, ON, Judgement
-from .report_data import Cell, Document, Run, Section, Table, grouped, number
-from .report_plots import Line, Plot
+from hipfire_kernels.bench.ab import beside
+from hipfire_kernels.bench.pairs import OFF, ON, Judgement
+from hipfire_kernels.bench.report_data import Cell, Document, Run, Section, Table, grouped, number
+from hipfire_kernels.bench.report_plots import Line, Plot
+from hipfire_kernels.building.resources import LABELS, Resources, diff
+from hipfire_kernels.dispatch.evidence import status
+from hipfire_kernels.dispatch.record import Evidence
 
 
 def evidence(records: Sequence[Evidence]) -> Section:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from ..archs import ARCHS
-from ..dispatch import AttendRequest, admit
-from ..dispatch.admission import Decision
-from ..dispatch.checks import Check
-from ..dispatch.routes import routes_of
-from .report_data import Section, Series
+from hipfire_kernels.archs import ARCHS
+from hipfire_kernels.bench.report_data import Section, Series
+from hipfire_kernels.dispatch import AttendRequest, admit
+from hipfire_kernels.dispatch.admission import Decision
+from hipfire_kernels.dispatch.checks import Check
+from hipfire_kernels.dispatch.routes import routes_of
 
 CONTEXTS = (512, 2048, 4096, 4097, 8192, 8193, 20676, 32768, 65536, 131072, 262144)
 """With one key beyond the bounds that minimum contexts and crossovers usually have."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..dispatch.qualify import crossover
-from ..dispatch.record import Evidence, Speed
-from ..dispatch.request import AttendRequest
-from ..dispatch.routes import ROUTES, routes_of
-from ..layout import Q8_BLOCK, Q8_BYTES
-from . import report_records as records
-from .kernels import BASE, Shape
-from .report_data import Cell, Document, Results, Section, Series, Table, grouped, number
-from .report_plots import Line, Plot
+from hipfire_kernels.bench import report_records as records
+from hipfire_kernels.bench.kernels import BASE, Shape
+from hipfire_kernels.bench.report_data import Cell, Document, Results, Section, Series, Table, grouped, number
+from hipfire_kernels.bench.report_plots import Line, Plot
+from hipfire_kernels.dispatch.qualify import crossover
+from hipfire_kernels.dispatch.record import Evidence, Speed
+from hipfire_kernels.dispatch.request import AttendRequest
+from hipfire_kernels.dispatch.routes import ROUTES, routes_of
+from hipfire_kernels.layout import Q8_BLOCK, Q8_BYTES
 
 Rows = list[dict[str, Any]]
 

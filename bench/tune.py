@@ -20,23 +20,24 @@ from typing import Any
 
 import numpy as np
 
-from .. import __version__, reference
-from ..attention import PARTIALS_ROWS, check_verify, reducer, rows_at_once, verify_plan
-from ..builder import build
-from ..dispatch import evidence, measure, tuning
-from ..dispatch.measure import Settings, Track
-from ..dispatch.qualify import takes
-from ..dispatch.request import AttendRequest
-from ..dispatch.routes import ROUTES, Route
-from ..dispatch.tuning import ANY, Choice, Gain, Key, Tuning
-from ..draft import DraftWorkspace, draft_attend_rows
-from ..errors import CompileError, DeviceError, HipfireError, InputError, RenderError
-from ..family import Site, Variant
-from ..kernels import families
-from ..parity import Case, expected, inputs, worst_row
-from ..runtime import Device
-from ..runtime.gpu import GpuDevice
-from . import pairs
+from hipfire_kernels import __version__
+from hipfire_kernels.authoring.family import Site, Variant
+from hipfire_kernels.bench import pairs
+from hipfire_kernels.building.builder import build
+from hipfire_kernels.checking import reference
+from hipfire_kernels.checking.parity import Case, expected, inputs, worst_row
+from hipfire_kernels.dispatch import evidence, measure, tuning
+from hipfire_kernels.dispatch.measure import Settings, Track
+from hipfire_kernels.dispatch.qualify import takes
+from hipfire_kernels.dispatch.request import AttendRequest
+from hipfire_kernels.dispatch.routes import ROUTES, Route
+from hipfire_kernels.dispatch.tuning import ANY, Choice, Gain, Key, Tuning
+from hipfire_kernels.errors import CompileError, DeviceError, HipfireError, InputError, RenderError
+from hipfire_kernels.kernels import families
+from hipfire_kernels.running.attention import PARTIALS_ROWS, check_verify, reducer, rows_at_once, verify_plan
+from hipfire_kernels.running.devices import Device
+from hipfire_kernels.running.devices.gpu import GpuDevice
+from hipfire_kernels.running.draft import DraftWorkspace, draft_attend_rows
 
 ROUNDS = 18
 """Pairs of each candidate: 17 of 18 that agree are a verdict."""

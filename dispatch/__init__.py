@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from .admission import Decision, admit
-from .calls import attend, draft_attend, kv_write
-from .checks import Check
-from .counters import snapshot as route_counts
-from .graph import VerifyGraph, graph_key
-from .planning import Plan, plan
-from .record import Evidence
-from .request import AttendRequest
-from .routes import ROUTES, Route
+from hipfire_kernels.dispatch.admission import Decision, admit
+from hipfire_kernels.dispatch.calls import attend, draft_attend, kv_write
+from hipfire_kernels.dispatch.checks import Check
+from hipfire_kernels.dispatch.counters import snapshot as route_counts
+from hipfire_kernels.dispatch.graph import VerifyGraph, graph_key
+from hipfire_kernels.dispatch.planning import Plan, plan
+from hipfire_kernels.dispatch.record import Evidence
+from hipfire_kernels.dispatch.request import AttendRequest
+from hipfire_kernels.dispatch.routes import ROUTES, Route
 
 __all__ = [
     "ROUTES",

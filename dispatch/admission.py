@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..errors import NotAdmitted
-from ..kernels import families
-from . import evidence as evidence_records
-from . import policy as policies
-from . import tuning as tunings
-from .checks import Check, Predicate
-from .record import Evidence, Speed
-from .request import AttendRequest
-from .routes import Route, route, routes_of
+from hipfire_kernels.dispatch import evidence as evidence_records
+from hipfire_kernels.dispatch import policy as policies
+from hipfire_kernels.dispatch import tuning as tunings
+from hipfire_kernels.dispatch.checks import Check, Predicate
+from hipfire_kernels.dispatch.record import Evidence, Speed
+from hipfire_kernels.dispatch.request import AttendRequest
+from hipfire_kernels.dispatch.routes import Route, route, routes_of
+from hipfire_kernels.errors import NotAdmitted
+from hipfire_kernels.kernels import families
 
 
 @dataclass(frozen=True)

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import runtime
-from ..attention import VerifyShape, check_heads, check_positions, check_verify, write_kv
-from ..draft import DraftWorkspace, draft_attend_rows
-from ..errors import InputError, NotAdmitted
-from ..layout import covering
-from ..runtime import Device
-from . import counters, policy
-from .admission import Decision
-from .planning import Plan, decide, draft_refusal
-from .request import AttendRequest
-from .routes import route as route_named
+from hipfire_kernels.dispatch import counters, policy
+from hipfire_kernels.dispatch.admission import Decision
+from hipfire_kernels.dispatch.planning import Plan, decide, draft_refusal
+from hipfire_kernels.dispatch.request import AttendRequest
+from hipfire_kernels.dispatch.routes import route as route_named
+from hipfire_kernels.errors import InputError, NotAdmitted
+from hipfire_kernels.layout import covering
+from hipfire_kernels.running import devices as runtime
+from hipfire_kernels.running.attention import VerifyShape, check_heads, check_positions, check_verify, write_kv
+from hipfire_kernels.running.devices import Device
+from hipfire_kernels.running.draft import DraftWorkspace, draft_attend_rows
 
 OnDecision = Callable[[Decision], None]
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..archs import ARCHS
-from ..layout import MAX_HEAD_DIM, Q8_BLOCK
-from .request import AttendRequest
+from hipfire_kernels.archs import ARCHS
+from hipfire_kernels.dispatch.request import AttendRequest
+from hipfire_kernels.layout import MAX_HEAD_DIM, Q8_BLOCK
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .admission import Decision
+    from hipfire_kernels.dispatch.admission import Decision
 
 _log = logging.getLogger(__name__)
 _lock = threading.Lock()

@@ -12,14 +12,14 @@ import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..errors import RenderError
-from ..storage import evidence_root
-from .checks import Check, base_arch
-from .record import Evidence, load, record_key
-from .shelf import Shelf
+from hipfire_kernels.building.storage import evidence_root
+from hipfire_kernels.dispatch.checks import Check, base_arch
+from hipfire_kernels.dispatch.record import Evidence, load, record_key
+from hipfire_kernels.dispatch.shelf import Shelf
+from hipfire_kernels.errors import RenderError
 
 if TYPE_CHECKING:
-    from ..family import Variant
+    from hipfire_kernels.authoring.family import Variant
 
 _SHELF: Shelf[Evidence] = Shelf("evidence", load, evidence_root)
 
@@ -60,7 +60,7 @@ def find(arch: Any, route: str, head_dim: Any, group: int | None = None) -> Evid
 @functools.cache
 def source_digest(entry: str, arch: str) -> str | None:
     """SHA-256 of a kernel's source as it is rendered now; None where there is no such kernel for the arch any more."""
-    from .. import render
+    from hipfire_kernels.authoring import render
 
     variant = _variants().get(entry)
     if variant is None:
@@ -73,7 +73,7 @@ def source_digest(entry: str, arch: str) -> str | None:
 
 @functools.cache
 def _variants() -> Mapping[str, Variant]:
-    from ..kernels import families
+    from hipfire_kernels.kernels import families
 
     return {v.entry: v for family in families().values() for v in family.variants()}
 

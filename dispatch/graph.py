@@ -14,9 +14,9 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from ..errors import HipfireError, NotAdmitted
-from ..runtime import Device
-from . import counters, policy
+from hipfire_kernels.dispatch import counters, policy
+from hipfire_kernels.errors import HipfireError, NotAdmitted
+from hipfire_kernels.running.devices import Device
 
 _log = logging.getLogger(__name__)
 _logged: set[str] = set()

@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..attention import check_verify, verify_plan
-from ..builder import build
-from ..draft import DraftWorkspace, draft_launches
-from ..errors import CompileError, DeviceError, RenderError
-from ..family import Variant
-from ..layout import TILE, kv_cache_shape
-from ..parity import VALUES, Case, check, worst_row
-from ..q8_0 import random_q8_0
-from ..runtime import DTYPES, Device
-from ..runtime.gpu import GpuDevice
-from ..timing import Timer, ratio, timer
-from ..toolchains.registry import choose
+from hipfire_kernels.authoring.family import Variant
+from hipfire_kernels.building.builder import build
+from hipfire_kernels.building.toolchains.registry import choose
+from hipfire_kernels.checking.parity import VALUES, Case, check, worst_row
+from hipfire_kernels.errors import CompileError, DeviceError, RenderError
+from hipfire_kernels.layout import TILE, kv_cache_shape
+from hipfire_kernels.q8_0 import random_q8_0
+from hipfire_kernels.running.attention import check_verify, verify_plan
+from hipfire_kernels.running.devices import DTYPES, Device
+from hipfire_kernels.running.devices.gpu import GpuDevice
+from hipfire_kernels.running.draft import DraftWorkspace, draft_launches
+from hipfire_kernels.running.timing import Timer, ratio, timer
 
 MAX_ROWS = 32
 

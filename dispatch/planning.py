@@ -13,13 +13,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..attention import VerifyPlan, VerifyShape, check_heads, check_positions, rows_at_once, verify_plan
-from ..errors import InputError, NotAdmitted
-from ..runtime import Device
-from . import counters, evidence, policy
-from .admission import Decision, admit
-from .request import AttendRequest
-from .routes import route as route_named
+from hipfire_kernels.dispatch import counters, evidence, policy
+from hipfire_kernels.dispatch.admission import Decision, admit
+from hipfire_kernels.dispatch.request import AttendRequest
+from hipfire_kernels.dispatch.routes import route as route_named
+from hipfire_kernels.errors import InputError, NotAdmitted
+from hipfire_kernels.running.attention import (
+    VerifyPlan,
+    VerifyShape,
+    check_heads,
+    check_positions,
+    rows_at_once,
+    verify_plan,
+)
+from hipfire_kernels.running.devices import Device
 
 
 def plan(request: AttendRequest, device: Device, *, capacity: int | None = None, route: str = "auto") -> Plan:

@@ -15,8 +15,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from ..attention import PARTIALS_ROWS
-from ..errors import InputError
+from hipfire_kernels.errors import InputError
+from hipfire_kernels.running.attention import PARTIALS_ROWS
 
 _log = logging.getLogger(__name__)
 
@@ -233,7 +233,7 @@ SWITCHES: tuple[Switch, ...] = (
         "the user's cache folder",
         "a folder",
         "Where built kernels are kept.",
-        "hipfire_kernels/storage.py",
+        "hipfire_kernels/building/storage.py",
     ),
     Switch(
         "HIPFIRE_EVIDENCE_DIR",
@@ -242,7 +242,7 @@ SWITCHES: tuple[Switch, ...] = (
         "the user's config folder",
         "a folder",
         "Where `hfk qualify` writes evidence, and `hfk tune` its records below it, and where both are looked for.",
-        "hipfire_kernels/storage.py",
+        "hipfire_kernels/building/storage.py",
     ),
 )
 """Every variable that the library honours."""

@@ -20,18 +20,18 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
-from ..attention import check_heads, reducer
-from ..errors import DeviceError, InputError
-from ..family import Variant
-from ..runtime import Device
-from ..storage import evidence_root, replacing
-from . import evidence, measure
-from .measure import Settings, Track
-from .record import Crossover, Evidence, Key, Parity, Shape, Speed, Verdict, dump, record_key
-from .request import AttendRequest
-from .routes import ROUTES, Route, routes_of
-from .routes import route as route_named
+from hipfire_kernels import __version__
+from hipfire_kernels.authoring.family import Variant
+from hipfire_kernels.building.storage import evidence_root, replacing
+from hipfire_kernels.dispatch import evidence, measure
+from hipfire_kernels.dispatch.measure import Settings, Track
+from hipfire_kernels.dispatch.record import Crossover, Evidence, Key, Parity, Shape, Speed, Verdict, dump, record_key
+from hipfire_kernels.dispatch.request import AttendRequest
+from hipfire_kernels.dispatch.routes import ROUTES, Route, routes_of
+from hipfire_kernels.dispatch.routes import route as route_named
+from hipfire_kernels.errors import DeviceError, InputError
+from hipfire_kernels.running.attention import check_heads, reducer
+from hipfire_kernels.running.devices import Device
 
 HEAD_DIMS = (128, 256)
 

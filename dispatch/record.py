@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 from datetime import date
 from typing import Any, Protocol, get_args, get_origin
 
-from ..archs import ARCHS
-from ..errors import InputError
+from hipfire_kernels.archs import ARCHS
+from hipfire_kernels.errors import InputError
 
 SCHEMA = 1
 """Version of the file format. A file of another version is refused."""
@@ -143,7 +143,7 @@ Key = tuple[str, str, int, int]
 
 def record_key(arch: str, route: str, head_dim: int, group: int) -> Key:
     """The key under which a record decides on such a request."""
-    from .routes import per_group
+    from hipfire_kernels.dispatch.routes import per_group
 
     return (arch, route, head_dim, group if per_group(route) else 0)
 
@@ -268,7 +268,7 @@ def _object(kind: type[Any], value: Any, at: str) -> Any:
 
 def _rules(r: Evidence) -> list[Rule]:
     """What the fields of a record must be beyond their types."""
-    from .routes import ROUTES
+    from hipfire_kernels.dispatch.routes import ROUTES
 
     routes = [route.name for route in ROUTES if route.needs_evidence]
     measured = r.kind == "measured"

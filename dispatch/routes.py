@@ -11,14 +11,21 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..errors import InputError
-from ..family import Variant
-from ..kernels import families
-from . import checks
-from .checks import Check, Predicate
-from .policy import FLASH_PREFILL, MIN_CTX_DEFAULT, MIN_CTX_VARIABLE, PREFILL_KERNEL, VERIFY_ATTN, Policy
-from .record import Evidence
-from .request import AttendRequest
+from hipfire_kernels.authoring.family import Variant
+from hipfire_kernels.dispatch import checks
+from hipfire_kernels.dispatch.checks import Check, Predicate
+from hipfire_kernels.dispatch.policy import (
+    FLASH_PREFILL,
+    MIN_CTX_DEFAULT,
+    MIN_CTX_VARIABLE,
+    PREFILL_KERNEL,
+    VERIFY_ATTN,
+    Policy,
+)
+from hipfire_kernels.dispatch.record import Evidence
+from hipfire_kernels.dispatch.request import AttendRequest
+from hipfire_kernels.errors import InputError
+from hipfire_kernels.kernels import families
 
 
 @dataclass(frozen=True)

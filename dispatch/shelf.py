@@ -12,8 +12,8 @@ from contextvars import ContextVar
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ..errors import InputError
-from .record import Record
+from hipfire_kernels.dispatch.record import Record
+from hipfire_kernels.errors import InputError
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable

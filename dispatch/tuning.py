@@ -17,16 +17,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..archs import ARCHS
-from ..family import KernelFamily, Site, Variant
-from ..kernels import families
-from ..layout import MAX_SPLITS, covering
-from ..storage import tuning_root
-from . import evidence
-from .checks import base_arch
-from .record import Rule, entries, hold, is_date, typed
-from .request import AttendRequest
-from .shelf import Shelf
+from hipfire_kernels.archs import ARCHS
+from hipfire_kernels.authoring.family import KernelFamily, Site, Variant
+from hipfire_kernels.building.storage import tuning_root
+from hipfire_kernels.dispatch import evidence
+from hipfire_kernels.dispatch.checks import base_arch
+from hipfire_kernels.dispatch.record import Rule, entries, hold, is_date, typed
+from hipfire_kernels.dispatch.request import AttendRequest
+from hipfire_kernels.dispatch.shelf import Shelf
+from hipfire_kernels.kernels import families
+from hipfire_kernels.layout import MAX_SPLITS, covering
 
 ROWS = (4, 8, 16, 32)
 """Classes of query rows: the smallest that holds them. More rows have no class, and no tuning."""

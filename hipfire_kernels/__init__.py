@@ -12,9 +12,10 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from . import reference
-from .archs import ARCHS, Arch, arch
-from .errors import (
+from hipfire_kernels.archs import ARCHS, Arch, arch
+from hipfire_kernels.authoring.family import KernelFamily, Variant
+from hipfire_kernels.checking import reference
+from hipfire_kernels.errors import (
     CheckpointError,
     CompileError,
     DeadlockError,
@@ -27,25 +28,24 @@ from .errors import (
     ToolchainUnavailable,
     UndefinedBehaviour,
 )
-from .family import KernelFamily, Variant
-from .kernels import families
-from .q8_0 import dequantize_q8_0, quantize_q8_0
+from hipfire_kernels.kernels import families
+from hipfire_kernels.q8_0 import dequantize_q8_0, quantize_q8_0
 
 if TYPE_CHECKING:
-    from .binding import launch
-    from .builder import Artifact, build
-    from .dispatch import attend, draft_attend, kv_write, plan
-    from .runtime import Device, device, devices
+    from hipfire_kernels.building.builder import Artifact, build
+    from hipfire_kernels.dispatch import attend, draft_attend, kv_write, plan
+    from hipfire_kernels.running.binding import launch
+    from hipfire_kernels.running.devices import Device, device, devices
 
 __version__ = "0.1.0"
 
 _LATE = {
-    "Artifact": "builder",
-    "build": "builder",
-    "Device": "runtime",
-    "device": "runtime",
-    "devices": "runtime",
-    "launch": "binding",
+    "Artifact": "building.builder",
+    "build": "building.builder",
+    "Device": "running.devices",
+    "device": "running.devices",
+    "devices": "running.devices",
+    "launch": "running.binding",
     "attend": "dispatch",
     "draft_attend": "dispatch",
     "kv_write": "dispatch",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .errors import InputError
+from hipfire_kernels.errors import InputError
 
 WAVE = 32
 """Lanes per wave. gfx11 and gfx12 run these kernels in wave32, an NVIDIA warp has 32 lanes, the host emulates 32."""

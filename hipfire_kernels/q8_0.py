@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .errors import InputError
-from .layout import Q8_BLOCK, Q8_BYTES, Q8_MAX
+from hipfire_kernels.errors import InputError
+from hipfire_kernels.layout import Q8_BLOCK, Q8_BYTES, Q8_MAX
 
 
 def quantize_q8_0(x: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

@@ -7,16 +7,16 @@ Example:
 
 from __future__ import annotations
 
-from .chat import ChatTemplate
-from .checkpoint import LoadProgress
-from .conversation import Conversation
-from .demo_pair import demo_pair_path, demo_prompts, load_demo_pair
-from .engine import Engine
-from .loading import load_draft, load_target
-from .loop import Generation
-from .ngram import NgramDraft
-from .result import GenerationResult
-from .tokenizer import Tokenizer
+from hipfire_kernels.model.chat import ChatTemplate
+from hipfire_kernels.model.checkpoint import LoadProgress
+from hipfire_kernels.model.conversation import Conversation
+from hipfire_kernels.model.demo_pair import demo_pair_path, demo_prompts, load_demo_pair
+from hipfire_kernels.model.engine import Engine
+from hipfire_kernels.model.loading import load_draft, load_target
+from hipfire_kernels.model.loop import Generation
+from hipfire_kernels.model.ngram import NgramDraft
+from hipfire_kernels.model.result import GenerationResult
+from hipfire_kernels.model.tokenizer import Tokenizer
 
 __all__ = [
     "ChatTemplate",

@@ -39,8 +39,8 @@ from collections.abc import Sequence
 from statistics import median, median_low
 from typing import NamedTuple
 
-from .layers import BLOCK_ROWS
-from .prefix import common_prefix
+from hipfire_kernels.model.layers import BLOCK_ROWS
+from hipfire_kernels.model.prefix import common_prefix
 
 SHARE = 0.02
 """Of the time of plain decoding, what drafting may lose."""

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ..errors import InputError
-from ..layout import Q8_BLOCK, kv_cache_shape
-from ..runtime import Device
-from ..runtime import device as open_device
-from .layers import BLOCK_ROWS, Array
+from hipfire_kernels.errors import InputError
+from hipfire_kernels.layout import Q8_BLOCK, kv_cache_shape
+from hipfire_kernels.model.layers import BLOCK_ROWS, Array
+from hipfire_kernels.running.devices import Device
+from hipfire_kernels.running.devices import device as open_device
 
 if TYPE_CHECKING:
-    from ..dispatch import AttendRequest, Decision, Plan
+    from hipfire_kernels.dispatch import AttendRequest, Decision, Plan
 
 KV_FORMATS = ("q8_0", "f32")
 
@@ -99,7 +99,7 @@ class AttentionCounts:
 
     def note(self, decision: Decision) -> None:
         """Count what a decision refused."""
-        from ..dispatch.counters import refusals
+        from hipfire_kernels.dispatch.counters import refusals
 
         self.refused.update(refusals(decision))
 
@@ -203,7 +203,7 @@ class Q8Attention:
     """
 
     def __init__(self, device: Device) -> None:
-        from ..dispatch import VerifyGraph
+        from hipfire_kernels.dispatch import VerifyGraph
 
         self._device = device
         self._graph = VerifyGraph(device, WEIGHTS)
@@ -227,7 +227,7 @@ class Q8Attention:
         return KVCache(kv_cache_shape(0, n_kv_heads, head_dim)[1:], np.uint8, self._device)
 
     def write(self, cache: KVCache, k: Array, v: Array, positions: NDArray[np.int32]) -> None:
-        from ..dispatch import kv_write
+        from hipfire_kernels.dispatch import kv_write
 
         cache.reserve(int(positions[-1]) + 1)
         on = self._device
@@ -260,8 +260,8 @@ class Q8Attention:
 
         What a graph saves is a few launches; such a route has evidence of being faster by more than that.
         """
-        from ..dispatch import admit, policy
-        from ..dispatch.routes import is_graph_safe
+        from hipfire_kernels.dispatch import admit, policy
+        from hipfire_kernels.dispatch.routes import is_graph_safe
 
         if policy.current().verify_graph:
             return False
@@ -270,7 +270,7 @@ class Q8Attention:
         return chosen is not None and not is_graph_safe(chosen)
 
     def _directly(self, cache: KVCache, q: Array, positions: NDArray[np.int32]) -> tuple[Any, str]:
-        from ..dispatch import attend
+        from hipfire_kernels.dispatch import attend
 
         routes: list[str] = []
 
@@ -291,7 +291,7 @@ class Q8Attention:
         return self._block
 
     def draft(self, q: Array, k: Array, v: Array, *, window: int, causal: bool) -> Array:
-        from ..dispatch import draft_attend
+        from hipfire_kernels.dispatch import draft_attend
 
         on = self._device
         query, keys, values = (on.to_device(np.ascontiguousarray(x)) for x in (q, k, v))
@@ -301,7 +301,7 @@ class Q8Attention:
 
 def _verify_request(device: Device, cache: KVCache, q: Array, ctx: int, *, capturing: bool) -> AttendRequest:
     """A block of consecutive rows against a cache."""
-    from ..dispatch import AttendRequest
+    from hipfire_kernels.dispatch import AttendRequest
 
     return AttendRequest(
         arch=device.arch.name,
@@ -325,7 +325,7 @@ class _FixedBlock:
     """
 
     def __init__(self, device: Device, cache: KVCache, q: Array) -> None:
-        from ..dispatch import plan
+        from hipfire_kernels.dispatch import plan
 
         self._device: Any = device  # one with graphs, which can be written to
         self.q = device.empty(q.shape, np.float32)
@@ -345,7 +345,7 @@ class _FixedBlock:
 
     def key(self, cache: KVCache) -> Hashable:
         """What a graph of `launch` depends on."""
-        from ..dispatch import graph_key
+        from hipfire_kernels.dispatch import graph_key
 
         arrays = {"q": self.q, "k": cache.k, "v": cache.v, "positions": self.positions, "out": self.out}
         return graph_key(self._device, **arrays)

@@ -18,10 +18,10 @@ import jinja2
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ..errors import CheckpointError, InputError
-from .hfq import read_container
-from .jsonfile import read_json
-from .tokenizer import Tokenizer
+from hipfire_kernels.errors import CheckpointError, InputError
+from hipfire_kernels.model.hfq import read_container
+from hipfire_kernels.model.jsonfile import read_json
+from hipfire_kernels.model.tokenizer import Tokenizer
 
 _TEMPLATE, _FILE = "chat_template", "chat_template.jinja"
 _TOKENS = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))

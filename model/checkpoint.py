@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError
-from .hfq import arch_name, read_container
-from .jsonfile import json_object, listed, read_json
-from .layers import Array
-from .tensors import BF16, BOOL, F16, F32, I32, I64, TensorEntry
+from hipfire_kernels.errors import CheckpointError
+from hipfire_kernels.model.hfq import arch_name, read_container
+from hipfire_kernels.model.jsonfile import json_object, listed, read_json
+from hipfire_kernels.model.layers import Array
+from hipfire_kernels.model.tensors import BF16, BOOL, F16, F32, I32, I64, TensorEntry
 
 _HEADER_LIMIT = 100 << 20
 _WHOLE = (I64, I32, BOOL)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import CheckpointError
-from .checkpoint import read_config, read_generation_config
-from .config_reader import Reader, layer_types, token_ids
-from .hfq import TARGET
-from .rope_config import read_rope
-from .yarn import Yarn
+from hipfire_kernels.errors import CheckpointError
+from hipfire_kernels.model.checkpoint import read_config, read_generation_config
+from hipfire_kernels.model.config_reader import Reader, layer_types, token_ids
+from hipfire_kernels.model.hfq import TARGET
+from hipfire_kernels.model.rope_config import read_rope
+from hipfire_kernels.model.yarn import Yarn
 
 
 @dataclass(frozen=True)

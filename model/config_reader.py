@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import CheckpointError
+from hipfire_kernels.errors import CheckpointError
 
 _LARGEST_COUNT = 2**31 - 1
 _SMALLEST, _LARGEST = 1e-30, 1e30  # beyond any setting, and inside what arithmetic on them can hold

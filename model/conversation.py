@@ -8,18 +8,18 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
-from ..dispatch import policy
-from ..errors import InputError
-from .adaptive import Prices
-from .layers import IntArray
-from .loop import Generation
-from .repair import RepairDesign
-from .request import Limits, Request, Speculation, check_minimum
-from .result import GenerationResult
-from .sampling import Sampling
-from .state import WarmState
-from .tokenizer import Tokenizer
-from .trace import TextFile, Trace
+from hipfire_kernels.dispatch import policy
+from hipfire_kernels.errors import InputError
+from hipfire_kernels.model.adaptive import Prices
+from hipfire_kernels.model.layers import IntArray
+from hipfire_kernels.model.loop import Generation
+from hipfire_kernels.model.repair import RepairDesign
+from hipfire_kernels.model.request import Limits, Request, Speculation, check_minimum
+from hipfire_kernels.model.result import GenerationResult
+from hipfire_kernels.model.sampling import Sampling
+from hipfire_kernels.model.state import WarmState
+from hipfire_kernels.model.tokenizer import Tokenizer
+from hipfire_kernels.model.trace import TextFile, Trace
 
 
 class Requests(ABC):

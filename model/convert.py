@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
-from .chat import chat_settings
-from .checkpoint import read_generation_config
-from .draft_config import dflash_metadata
-from .hfq import DRAFT, TARGET, Planned, write_container
-from .jsonfile import read_json
-from .layers import Array
-from .loading import open_draft, open_target
-from .tensors import F16, F32, MQ4G256, Q8F16, Format
-from .tokenizer import tokenizer_text
+from hipfire_kernels.errors import InputError
+from hipfire_kernels.model.chat import chat_settings
+from hipfire_kernels.model.checkpoint import read_generation_config
+from hipfire_kernels.model.draft_config import dflash_metadata
+from hipfire_kernels.model.hfq import DRAFT, TARGET, Planned, write_container
+from hipfire_kernels.model.jsonfile import read_json
+from hipfire_kernels.model.layers import Array
+from hipfire_kernels.model.loading import open_draft, open_target
+from hipfire_kernels.model.tensors import F16, F32, MQ4G256, Q8F16, Format
+from hipfire_kernels.model.tokenizer import tokenizer_text
 
 FORMATS: dict[str, tuple[Format, ...]] = {"mq4": (MQ4G256, Q8F16), "q8": (Q8F16,), "f16": (F16,), "f32": (F32,)}
 """Per name, what a matrix gets: the first format whose groups fit its rows, float32 when none does."""

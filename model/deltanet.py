@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .attention import Block
-from .config import DeltaDims
-from .layers import Array, project_rows, rms_norm, sigmoid, silu
+from hipfire_kernels.model.attention import Block
+from hipfire_kernels.model.config import DeltaDims
+from hipfire_kernels.model.layers import Array, project_rows, rms_norm, sigmoid, silu
 
 _L2_EPS = np.float32(1e-6)
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..dispatch import policy
-from ..errors import CheckpointError
-from .attention import Attention, KVCache
-from .config import TargetConfig
-from .draft_config import DraftConfig
-from .layers import Array, GatedMlp, Rope, project_rows, rms_norm
-from .qwen35 import Target
+from hipfire_kernels.dispatch import policy
+from hipfire_kernels.errors import CheckpointError
+from hipfire_kernels.model.attention import Attention, KVCache
+from hipfire_kernels.model.config import TargetConfig
+from hipfire_kernels.model.draft_config import DraftConfig
+from hipfire_kernels.model.layers import Array, GatedMlp, Rope, project_rows, rms_norm
+from hipfire_kernels.model.qwen35 import Target
 
 _PENDING_ROWS = 512
 

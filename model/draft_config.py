@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError
-from .checkpoint import read_config
-from .config import AttentionDims, read_attention
-from .config_reader import Reader, layer_types, token_ids
-from .hfq import DRAFT, read_container
-from .rope_config import read_rope
-from .yarn import Yarn
+from hipfire_kernels.errors import CheckpointError
+from hipfire_kernels.model.checkpoint import read_config
+from hipfire_kernels.model.config import AttentionDims, read_attention
+from hipfire_kernels.model.config_reader import Reader, layer_types, token_ids
+from hipfire_kernels.model.hfq import DRAFT, read_container
+from hipfire_kernels.model.rope_config import read_rope
+from hipfire_kernels.model.yarn import Yarn
 
 
 @dataclass(frozen=True)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from ..errors import CheckpointError, InputError
-from ..runtime import device as open_device
-from .adaptive import Prices
-from .attention import KV_FORMATS, make_attention
-from .conversation import Conversation, Requests
-from .layers import BLOCK_ROWS
-from .loop import Generation
-from .proposer import Draft
-from .qwen35 import Target
-from .repair import REPAIR_DESIGNS, RepairDesign
-from .request import Limits, Request
-from .sampling import is_whole
-from .state import WarmState
+from hipfire_kernels.errors import CheckpointError, InputError
+from hipfire_kernels.model.adaptive import Prices
+from hipfire_kernels.model.attention import KV_FORMATS, make_attention
+from hipfire_kernels.model.conversation import Conversation, Requests
+from hipfire_kernels.model.layers import BLOCK_ROWS
+from hipfire_kernels.model.loop import Generation
+from hipfire_kernels.model.proposer import Draft
+from hipfire_kernels.model.qwen35 import Target
+from hipfire_kernels.model.repair import REPAIR_DESIGNS, RepairDesign
+from hipfire_kernels.model.request import Limits, Request
+from hipfire_kernels.model.sampling import is_whole
+from hipfire_kernels.model.state import WarmState
+from hipfire_kernels.running.devices import device as open_device
 
 _log = logging.getLogger(__name__)
 

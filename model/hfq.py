@@ -33,13 +33,13 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import CheckpointError, InputError
-from ..q8_0 import quantize_q8_0
-from ..storage import replacing
-from .jsonfile import leading_object
-from .layers import Array
-from .mq4 import quantize_mq4g256
-from .tensors import F16, F32, MQ4G256, Q8F16, Bytes, Format, TensorEntry
+from hipfire_kernels.building.storage import replacing
+from hipfire_kernels.errors import CheckpointError, InputError
+from hipfire_kernels.model.jsonfile import leading_object
+from hipfire_kernels.model.layers import Array
+from hipfire_kernels.model.mq4 import quantize_mq4g256
+from hipfire_kernels.model.tensors import F16, F32, MQ4G256, Q8F16, Bytes, Format, TensorEntry
+from hipfire_kernels.q8_0 import quantize_q8_0
 
 TARGET, DRAFT = 5, 20
 """arch_id of the containers that are read and written."""

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError
+from hipfire_kernels.errors import CheckpointError
 
 
 def read_json(path: Path) -> dict[str, Any]:

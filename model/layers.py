@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .yarn import Yarn
+from hipfire_kernels.model.yarn import Yarn
 
 Array = NDArray[np.float32]
 IntArray = NDArray[np.integer[Any]]

@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import CheckpointError
-from .checkpoint import VOCABULARY_MAP, Checkpoint, LoadProgress, draft_name, target_name
-from .config import TargetConfig, read_target_config
-from .deltanet import DeltaNet
-from .dflash import DFlashDraft, DraftLayer
-from .draft_config import DraftConfig, read_draft_config
-from .jsonfile import listed
-from .layers import Array, GatedMlp, Rope
-from .qwen35 import FullAttention, Layer, Target
+from hipfire_kernels.errors import CheckpointError
+from hipfire_kernels.model.checkpoint import VOCABULARY_MAP, Checkpoint, LoadProgress, draft_name, target_name
+from hipfire_kernels.model.config import TargetConfig, read_target_config
+from hipfire_kernels.model.deltanet import DeltaNet
+from hipfire_kernels.model.dflash import DFlashDraft, DraftLayer
+from hipfire_kernels.model.draft_config import DraftConfig, read_draft_config
+from hipfire_kernels.model.jsonfile import listed
+from hipfire_kernels.model.layers import Array, GatedMlp, Rope
+from hipfire_kernels.model.qwen35 import FullAttention, Layer, Target
 
 Shapes = dict[str, tuple[int, ...]]
 Progress = Callable[[LoadProgress], None]

@@ -16,15 +16,15 @@ from time import perf_counter
 
 import numpy as np
 
-from ..errors import InputError
-from .adaptive import CAPPED, PLAIN, Cycle, Pace, Plan, Prices
-from .layers import Array
-from .qwen35 import TargetState
-from .repair import RepairDesign, realign, repair_terminal
-from .request import Request
-from .result import GenerationResult
-from .sampling import Chooser, is_whole
-from .state import WarmState
+from hipfire_kernels.errors import InputError
+from hipfire_kernels.model.adaptive import CAPPED, PLAIN, Cycle, Pace, Plan, Prices
+from hipfire_kernels.model.layers import Array
+from hipfire_kernels.model.qwen35 import TargetState
+from hipfire_kernels.model.repair import RepairDesign, realign, repair_terminal
+from hipfire_kernels.model.request import Request
+from hipfire_kernels.model.result import GenerationResult
+from hipfire_kernels.model.sampling import Chooser, is_whole
+from hipfire_kernels.model.state import WarmState
 
 
 class Generation(Iterator[list[int]], AsyncIterator[list[int]]):

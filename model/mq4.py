@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError
-from .layers import Array
+from hipfire_kernels.errors import InputError
+from hipfire_kernels.model.layers import Array
 
 GROUP = 256
 GROUP_BYTES = 136

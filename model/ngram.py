@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..errors import InputError
-from .attention import Attention
-from .config import TargetConfig
-from .layers import BLOCK_ROWS, Array
+from hipfire_kernels.errors import InputError
+from hipfire_kernels.model.attention import Attention
+from hipfire_kernels.model.config import TargetConfig
+from hipfire_kernels.model.layers import BLOCK_ROWS, Array
 
 if TYPE_CHECKING:
-    from .qwen35 import Target
+    from hipfire_kernels.model.qwen35 import Target
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .qwen35 import Snapshot
+from hipfire_kernels.model.qwen35 import Snapshot
 
 PREFILL_ROWS = 512
 """The most tokens of one prefill pass, and about the distance of the checkpoints along a sequence."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from .attention import Attention
-from .config import TargetConfig
-from .layers import Array
+from hipfire_kernels.model.attention import Attention
+from hipfire_kernels.model.config import TargetConfig
+from hipfire_kernels.model.layers import Array
 
 if TYPE_CHECKING:
-    from .qwen35 import Target
+    from hipfire_kernels.model.qwen35 import Target
 
 
 class DraftSession(Protocol):

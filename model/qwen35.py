@@ -8,10 +8,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from .attention import Attention, Block, KVCache
-from .config import AttentionDims, TargetConfig
-from .deltanet import DeltaState
-from .layers import Array, GatedMlp, Rope, project_rows, rms_norm, sigmoid
+from hipfire_kernels.model.attention import Attention, Block, KVCache
+from hipfire_kernels.model.config import AttentionDims, TargetConfig
+from hipfire_kernels.model.deltanet import DeltaState
+from hipfire_kernels.model.layers import Array, GatedMlp, Rope, project_rows, rms_norm, sigmoid
 
 
 @dataclass(frozen=True)

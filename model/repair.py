@@ -16,8 +16,8 @@ import logging
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-from .result import GenerationResult
-from .state import WarmState
+from hipfire_kernels.model.result import GenerationResult
+from hipfire_kernels.model.state import WarmState
 
 RepairDesign = Literal["replay", "reset"]
 REPAIR_DESIGNS: tuple[str, ...] = get_args(RepairDesign)

@@ -8,13 +8,13 @@ from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
-from ..errors import CheckpointError, InputError
-from .config import TargetConfig
-from .layers import IntArray
-from .sampling import Sampling, is_whole
-from .stopping import StopStrings
-from .tokenizer import Tokenizer
-from .trace import Trace
+from hipfire_kernels.errors import CheckpointError, InputError
+from hipfire_kernels.model.config import TargetConfig
+from hipfire_kernels.model.layers import IntArray
+from hipfire_kernels.model.sampling import Sampling, is_whole
+from hipfire_kernels.model.stopping import StopStrings
+from hipfire_kernels.model.tokenizer import Tokenizer
+from hipfire_kernels.model.trace import Trace
 
 Speculation: TypeAlias = Literal["auto", "on", "off"]
 """Draft where it pays, always, or never."""

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .attention import AttentionCounts
+from hipfire_kernels.model.attention import AttentionCounts
 
 StopReason = Literal["stop", "stop_string", "length", "caller", "cancelled", "failed"]
 

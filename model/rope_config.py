@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..errors import CheckpointError
-from .config_reader import Reader
-from .yarn import Yarn, attention_factor
+from hipfire_kernels.errors import CheckpointError
+from hipfire_kernels.model.config_reader import Reader
+from hipfire_kernels.model.yarn import Yarn, attention_factor
 
 _YARN_KEYS = {
     *("factor", "original_max_position_embeddings", "attention_factor", "mscale", "mscale_all_dim", "beta_fast"),

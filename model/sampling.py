@@ -16,8 +16,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError
-from .layers import Array
+from hipfire_kernels.errors import InputError
+from hipfire_kernels.model.layers import Array
 
 Probabilities: TypeAlias = NDArray[np.float64]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .attention import Attention
-from .layers import BLOCK_ROWS, Array
-from .prefix import PREFILL_ROWS, TAIL_ROWS, Checkpoints, chunk_ends, common_prefix
-from .proposer import Draft
-from .qwen35 import Snapshot, Target
+from hipfire_kernels.model.attention import Attention
+from hipfire_kernels.model.layers import BLOCK_ROWS, Array
+from hipfire_kernels.model.prefix import PREFILL_ROWS, TAIL_ROWS, Checkpoints, chunk_ends, common_prefix
+from hipfire_kernels.model.proposer import Draft
+from hipfire_kernels.model.qwen35 import Snapshot, Target
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .tokenizer import Tokenizer
+from hipfire_kernels.model.tokenizer import Tokenizer
 
 
 class StopStrings:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import CheckpointError
-from ..layout import Q8_BLOCK, Q8_BYTES
-from ..q8_0 import dequantize_q8_0
-from . import mq4
-from .layers import Array
+from hipfire_kernels.errors import CheckpointError
+from hipfire_kernels.layout import Q8_BLOCK, Q8_BYTES
+from hipfire_kernels.model import mq4
+from hipfire_kernels.model.layers import Array
+from hipfire_kernels.q8_0 import dequantize_q8_0
 
 Bytes = NDArray[np.uint8]
 

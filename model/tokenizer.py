@@ -7,9 +7,9 @@ from functools import cached_property
 from os import PathLike
 from pathlib import Path
 
-from ..errors import CheckpointError
-from .config import TargetConfig
-from .hfq import read_container
+from hipfire_kernels.errors import CheckpointError
+from hipfire_kernels.model.config import TargetConfig
+from hipfire_kernels.model.hfq import read_container
 
 _REPLACEMENT = "\ufffd"
 _PATIENCE = 32  # pending ids above which bytes that are no character yet are taken for none

@@ -22,9 +22,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..errors import InputError
-from .adaptive import Cycle
-from .result import GenerationResult
+from hipfire_kernels.errors import InputError
+from hipfire_kernels.model.adaptive import Cycle
+from hipfire_kernels.model.result import GenerationResult
 
 _requests = itertools.count(1)
 

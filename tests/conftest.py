@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hipfire_kernels.runtime import Device, device
+from hipfire_kernels.running.devices import Device, device
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from hipfire_kernels import build, families
 from hipfire_kernels.archs import arch
-from hipfire_kernels.family import Variant
-from hipfire_kernels.resources import read_args, read_resources
-from hipfire_kernels.timing import READ
-from hipfire_kernels.toolchains.host import HostToolchain
+from hipfire_kernels.authoring.family import Variant
+from hipfire_kernels.building.resources import read_args, read_resources
+from hipfire_kernels.building.toolchains.host import HostToolchain
+from hipfire_kernels.running.timing import READ
 
 SOURCES = Path(__file__).parent / "hip_stub"
 KINDS = ("memory", "stream", "event", "module", "function", "graph", "executable graph")

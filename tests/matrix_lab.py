@@ -7,10 +7,10 @@ import dataclasses
 import jinja2
 import pytest
 
-from hipfire_kernels import render
 from hipfire_kernels.archs import arch
-from hipfire_kernels.family import Variant
-from hipfire_kernels.runtime.host import HostDevice
+from hipfire_kernels.authoring import render
+from hipfire_kernels.authoring.family import Variant
+from hipfire_kernels.running.devices.host import HostDevice
 
 MAPS = ("gfx11", "gfx12", "mma16")
 

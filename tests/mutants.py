@@ -17,12 +17,14 @@ from typing import Any
 import jinja2
 import verify_lab
 
-from hipfire_kernels import attention, draft, families, render
+from hipfire_kernels import families
+from hipfire_kernels.authoring import render
+from hipfire_kernels.authoring.family import KernelFamily, Variant
+from hipfire_kernels.checking.parity import check, grid
 from hipfire_kernels.errors import DeviceError
-from hipfire_kernels.family import KernelFamily, Variant
-from hipfire_kernels.parity import check, grid
-from hipfire_kernels.runtime import device
-from hipfire_kernels.runtime.host import HostDevice
+from hipfire_kernels.running import attention, draft
+from hipfire_kernels.running.devices import device
+from hipfire_kernels.running.devices.host import HostDevice
 
 TILE_BATCHED = "attention_flash_q8_0_tile_batched"
 ROWS = "attention_flash_q8_0_rows"

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import hipfire_kernels as hk
-from hipfire_kernels import attention
+from hipfire_kernels.checking.parity import Case, inputs, worst_row
 from hipfire_kernels.dispatch import AttendRequest, calls, counters, evidence
 from hipfire_kernels.dispatch.admission import Decision
 from hipfire_kernels.errors import InputError, NotAdmitted
-from hipfire_kernels.parity import Case, inputs, worst_row
+from hipfire_kernels.running import attention
 
 
 def arguments(**changes: Any) -> dict[str, Any]:

@@ -21,12 +21,12 @@ from pathlib import Path
 
 import pytest
 
-from hipfire_kernels import cache as cache_module
 from hipfire_kernels.archs import Arch
-from hipfire_kernels.builder import Artifact, build
-from hipfire_kernels.cache import ArtifactCache, Counters, Entry, artifact_key, default_cache
+from hipfire_kernels.building import cache as cache_module
+from hipfire_kernels.building.builder import Artifact, build
+from hipfire_kernels.building.cache import ArtifactCache, Counters, Entry, artifact_key, default_cache
+from hipfire_kernels.building.toolchains import Candidate, Compiled, Toolchain
 from hipfire_kernels.errors import CompileError, InputError
-from hipfire_kernels.toolchains import Candidate, Compiled, Toolchain
 
 KEY = artifact_key("source")
 ENTRY = Entry(

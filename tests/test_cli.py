@@ -15,8 +15,13 @@ from typing import Any
 import pytest
 from fuzz_lab import Run
 
-from hipfire_kernels import builder, dispatch, families, parity
+from hipfire_kernels import dispatch, families
 from hipfire_kernels.archs import ARCHS
+from hipfire_kernels.authoring.family import Variant
+from hipfire_kernels.authoring.render import render
+from hipfire_kernels.building import builder
+from hipfire_kernels.building.toolchains import registry
+from hipfire_kernels.checking import parity
 from hipfire_kernels.cli import _select, app, generate
 from hipfire_kernels.dispatch import policy
 from hipfire_kernels.dispatch.routes import routes_of
@@ -31,10 +36,7 @@ from hipfire_kernels.errors import (
     RenderError,
     ToolchainUnavailable,
 )
-from hipfire_kernels.family import Variant
 from hipfire_kernels.model import Tokenizer, demo_pair_path, demo_prompts
-from hipfire_kernels.render import render
-from hipfire_kernels.toolchains import registry
 
 ROWS = "attention_flash_q8_0_rows"
 ROWS8 = "attention_flash_q8_0_rows8_d8"

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from tree_lab import Tree
 
-from hipfire_kernels import cli, compare, families, outline, revision
-from hipfire_kernels.builder import Artifact, build
+from hipfire_kernels import cli, families
+from hipfire_kernels.authoring.family import Variant
+from hipfire_kernels.building.builder import Artifact, build
+from hipfire_kernels.checking.parity import Case
 from hipfire_kernels.errors import InputError
-from hipfire_kernels.family import Variant
-from hipfire_kernels.parity import Case
-from hipfire_kernels.runtime import Device
-from hipfire_kernels.runtime.host import HostDevice
+from hipfire_kernels.inspecting import compare, outline, revision
+from hipfire_kernels.running.devices import Device
+from hipfire_kernels.running.devices.host import HostDevice
 
 ROWS8 = families()["attention_flash_q8_0_rows"].variant(rows=8, head_dim=128)
 TILE = families()["attention_flash_q8_0_tile_batched"].variant(head_dim=128, mask="causal")
@@ -101,7 +102,9 @@ def committed(tmp_path_factory: pytest.TempPathFactory) -> Tree:
     tree.edit(ROWS_TEMPLATE, "float acc[ROWS][DIMS] = {};", "float acc[ROWS][DIMS] = {};  // edited")
     tree.edit("templates/kv_cache_write_q8_0_batched.hip.j2", "? 127.0f / amax", "? 126.0f / amax")
     tree.edit(
-        "hipfire_kernels/kernels.py", "grid=_draft_grid,", "grid=lambda v, s: (s.n_heads, s.rows, 1 + 0 * s.rows),"
+        "hipfire_kernels/kernels/draft.py",
+        "grid=_draft_grid,",
+        "grid=lambda v, s: (s.n_heads, s.rows, 1 + 0 * s.rows),",
     )
     return tree
 

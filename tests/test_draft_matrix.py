@@ -14,15 +14,15 @@ from matrix_lab import MAPS, as_on, map_device
 from test_evidence import record as measured_record
 
 import hipfire_kernels as hk
-from hipfire_kernels.builder import build
+from hipfire_kernels.authoring.family import Variant
+from hipfire_kernels.building.builder import build
+from hipfire_kernels.checking.parity import Case, check
+from hipfire_kernels.checking.reference import draft_attend as reference_attend
 from hipfire_kernels.dispatch import AttendRequest, admit, evidence
 from hipfire_kernels.dispatch.record import SCHEMA, Crossover, load
-from hipfire_kernels.draft import DraftWorkspace, draft_attend_rows
-from hipfire_kernels.family import Variant
-from hipfire_kernels.parity import Case, check
-from hipfire_kernels.reference import draft_attend as reference_attend
-from hipfire_kernels.runtime import Device
-from hipfire_kernels.runtime.host import HostDevice
+from hipfire_kernels.running.devices import Device
+from hipfire_kernels.running.devices.host import HostDevice
+from hipfire_kernels.running.draft import DraftWorkspace, draft_attend_rows
 
 Array = npt.NDArray[np.float64]
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from hipfire_kernels import families
-from hipfire_kernels.binding import launch
-from hipfire_kernels.runtime import Device
+from hipfire_kernels.running.binding import launch
+from hipfire_kernels.running.devices import Device
 
 
 @pytest.mark.parametrize("sliding", [False, True])

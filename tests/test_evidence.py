@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 from mutants import MUTANTS, _mutated_environment
 
-from hipfire_kernels import families, render
+from hipfire_kernels import families
+from hipfire_kernels.authoring import render
+from hipfire_kernels.authoring.render import source_digest
 from hipfire_kernels.dispatch import AttendRequest, Decision, admit, evidence, plan, policy
 from hipfire_kernels.dispatch.record import dump, load
 from hipfire_kernels.errors import InputError
 from hipfire_kernels.q8_0 import random_q8_0
-from hipfire_kernels.render import source_digest
-from hipfire_kernels.runtime import Device
+from hipfire_kernels.running.devices import Device
 
 TESTS = Path(__file__).parent
 ROWS8, TILE, REDUCE = (f"attention_flash_{name}_d8" for name in ("q8_0_rows8", "q8_0_tile_batched", "reduce_batched"))

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hipfire_kernels import InputError, families, reference
+from hipfire_kernels import InputError, families
+from hipfire_kernels.authoring.family import KernelFamily, Variant
+from hipfire_kernels.checking import reference
 from hipfire_kernels.errors import DeviceError
-from hipfire_kernels.family import KernelFamily, Variant
-from hipfire_kernels.runtime import Device
+from hipfire_kernels.running.devices import Device
 from hipfire_kernels.testing import (
     AXES,
     INVARIANTS,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from fuzz_lab import hfk
 
-from hipfire_kernels.runtime import Device
+from hipfire_kernels.running.devices import Device
 
 ENGINE = """
 import dataclasses

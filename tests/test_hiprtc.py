@@ -6,10 +6,10 @@ import pytest
 
 from hipfire_kernels import build, families
 from hipfire_kernels.archs import arch
-from hipfire_kernels.family import Tensor
-from hipfire_kernels.resources import read_args
-from hipfire_kernels.toolchains.clang import ClangToolchain
-from hipfire_kernels.toolchains.hiprtc import HiprtcToolchain
+from hipfire_kernels.authoring.family import Tensor
+from hipfire_kernels.building.resources import read_args
+from hipfire_kernels.building.toolchains.clang import ClangToolchain
+from hipfire_kernels.building.toolchains.hiprtc import HiprtcToolchain
 
 VARIANTS = [variant for family in families().values() for variant in family.variants()]
 

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from hipfire_kernels import families, isa
+from hipfire_kernels import families
 from hipfire_kernels.archs import arch
-from hipfire_kernels.builder import Artifact, build
+from hipfire_kernels.authoring.family import Variant
+from hipfire_kernels.building.builder import Artifact, build
+from hipfire_kernels.building.resources import open_elf
+from hipfire_kernels.building.toolchains import Compiled, nvrtc
+from hipfire_kernels.building.toolchains.registry import choose
 from hipfire_kernels.errors import ToolchainError, ToolchainUnavailable
-from hipfire_kernels.family import Variant
-from hipfire_kernels.flow import Graph, cycles
-from hipfire_kernels.resources import open_elf
-from hipfire_kernels.toolchains import Compiled, nvrtc
-from hipfire_kernels.toolchains.registry import choose
+from hipfire_kernels.inspecting import isa
+from hipfire_kernels.inspecting.flow import Graph, cycles
 
 GFX = """
 \t.type\tother,@function

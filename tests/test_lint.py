@@ -10,9 +10,11 @@ from types import SimpleNamespace
 import jinja2
 import pytest
 
-from hipfire_kernels import cli, families, lint, render
+from hipfire_kernels import cli, families
 from hipfire_kernels.archs import arch
-from hipfire_kernels.toolchains.registry import choose
+from hipfire_kernels.authoring import render
+from hipfire_kernels.building.toolchains.registry import choose
+from hipfire_kernels.inspecting import lint
 
 ROWS = "attention_flash_q8_0_rows.hip.j2"
 ROWS8 = families()["attention_flash_q8_0_rows"].variant(rows=8, head_dim=128)

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from matrix_lab import MAPS, map_device
 
-from hipfire_kernels import isa, matrix_probe
-from hipfire_kernels.builder import build
-from hipfire_kernels.matrix_probe import PROBE, lane_maps, probe
-from hipfire_kernels.runtime.host import HostDevice
+from hipfire_kernels.building.builder import build
+from hipfire_kernels.checking import matrix_probe
+from hipfire_kernels.checking.matrix_probe import PROBE, lane_maps, probe
+from hipfire_kernels.inspecting import isa
+from hipfire_kernels.running.devices.host import HostDevice
 
 WithMap = Callable[[str], HostDevice]
 

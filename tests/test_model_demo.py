@@ -9,13 +9,7 @@ import numpy as np
 import pytest
 from model_lab import BLOCKS
 
-from hipfire_kernels.model import (
-    Engine,
-    Tokenizer,
-    demo_pair_path,
-    demo_prompts,
-    load_demo_pair,
-)
+from hipfire_kernels.model import Engine, Tokenizer, demo_pair_path, demo_prompts, load_demo_pair
 from hipfire_kernels.model.attention import Float32Attention
 from hipfire_kernels.model.dflash import DFlashDraft, DFlashSession
 

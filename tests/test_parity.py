@@ -6,21 +6,11 @@ import numpy as np
 import pytest
 
 from hipfire_kernels import families
-from hipfire_kernels.family import Variant
-from hipfire_kernels.parity import (
-    CONTEXTS,
-    ROWS,
-    Case,
-    check,
-    grid,
-    inputs,
-    run_attend,
-    tile_twin,
-    worst_row,
-)
-from hipfire_kernels.reference import attend as reference_attend
-from hipfire_kernels.runtime import Device
-from hipfire_kernels.runtime.host import HostDevice
+from hipfire_kernels.authoring.family import Variant
+from hipfire_kernels.checking.parity import CONTEXTS, ROWS, Case, check, grid, inputs, run_attend, tile_twin, worst_row
+from hipfire_kernels.checking.reference import attend as reference_attend
+from hipfire_kernels.running.devices import Device
+from hipfire_kernels.running.devices.host import HostDevice
 
 VARIANTS = [
     v

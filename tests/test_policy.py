@@ -22,13 +22,13 @@ from test_evidence import record as measured_record
 from test_graph import Card
 
 import hipfire_kernels as hk
-from hipfire_kernels import storage
+from hipfire_kernels.building import storage
+from hipfire_kernels.checking.parity import Case, inputs
 from hipfire_kernels.dispatch import AttendRequest, VerifyGraph, admit, evidence, plan, policy
 from hipfire_kernels.dispatch.record import SCHEMA, Crossover, load
 from hipfire_kernels.errors import InputError
 from hipfire_kernels.model import Engine, load_draft, load_target
 from hipfire_kernels.model.attention import Float32Attention
-from hipfire_kernels.parity import Case, inputs
 
 NAMES = [switch.name for switch in policy.SWITCHES]
 

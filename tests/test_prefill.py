@@ -11,15 +11,15 @@ from matrix_lab import MAPS, map_device
 from test_evidence import record as measured_record
 
 import hipfire_kernels as hk
-from hipfire_kernels.attention import check_verify, verify_plan
-from hipfire_kernels.builder import build
+from hipfire_kernels.authoring.family import Variant
+from hipfire_kernels.building.builder import build
+from hipfire_kernels.checking.parity import VALUES, Case, check, inputs, run_attend, worst_row
+from hipfire_kernels.checking.reference import attend as reference_attend
 from hipfire_kernels.dispatch import AttendRequest, admit, evidence
 from hipfire_kernels.dispatch.record import SCHEMA, Crossover, load
-from hipfire_kernels.family import Variant
-from hipfire_kernels.parity import VALUES, Case, check, inputs, run_attend, worst_row
-from hipfire_kernels.reference import attend as reference_attend
-from hipfire_kernels.runtime import Device
-from hipfire_kernels.runtime.host import HostDevice
+from hipfire_kernels.running.attention import check_verify, verify_plan
+from hipfire_kernels.running.devices import Device
+from hipfire_kernels.running.devices.host import HostDevice
 
 FAMILY = hk.families()["attention_q8_0_flash_prefill_wmma"]
 VARIANTS = tuple(FAMILY.variants())

@@ -13,15 +13,17 @@ from typing import Any
 import pytest
 from mutants import MUTANTS, _mutated_environment
 
-from hipfire_kernels import cli, render, runtime
+from hipfire_kernels import cli
+from hipfire_kernels.authoring import render
+from hipfire_kernels.building.resources import Resources
 from hipfire_kernels.dispatch import AttendRequest, admit, evidence, measure
 from hipfire_kernels.dispatch import qualify as work
 from hipfire_kernels.dispatch.measure import Settings
 from hipfire_kernels.dispatch.record import Crossover, Evidence, Speed
 from hipfire_kernels.errors import DeviceError, InputError
-from hipfire_kernels.resources import Resources
-from hipfire_kernels.runtime import Device, device
-from hipfire_kernels.timing import HostTimer, Times
+from hipfire_kernels.running import devices as runtime
+from hipfire_kernels.running.devices import Device, device
+from hipfire_kernels.running.timing import HostTimer, Times
 
 TINY = Settings((128, 256), rounds=4, n_heads=2, n_kv_heads=1, parity_cases=8, parity_ctx=260, parity_long=0)
 TESTS = Path(__file__).parent

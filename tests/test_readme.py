@@ -23,8 +23,8 @@ def test_the_python_examples_run() -> None:
 
 def test_the_declaration_example_is_legal() -> None:
     from hipfire_kernels.archs import arch
-    from hipfire_kernels.family import KernelFamily, Scalar, Tensor, Tolerance
-    from hipfire_kernels.render import _signature
+    from hipfire_kernels.authoring.family import KernelFamily, Scalar, Tensor, Tolerance
+    from hipfire_kernels.authoring.render import _signature
 
     scope: dict[str, object] = {c.__name__: c for c in (KernelFamily, Scalar, Tensor, Tolerance)}
     exec(compile(blocks("python")[3], "README.md", "exec"), scope)

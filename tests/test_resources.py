@@ -8,8 +8,7 @@ import struct
 import pytest
 
 from hipfire_kernels.archs import arch
-from hipfire_kernels.errors import InputError, ToolchainError
-from hipfire_kernels.resources import (
+from hipfire_kernels.building.resources import (
     FIELDS,
     Change,
     KernelArg,
@@ -19,8 +18,9 @@ from hipfire_kernels.resources import (
     read_args,
     read_resources,
 )
-from hipfire_kernels.toolchains import Compiled
-from hipfire_kernels.toolchains.registry import choose
+from hipfire_kernels.building.toolchains import Compiled
+from hipfire_kernels.building.toolchains.registry import choose
+from hipfire_kernels.errors import InputError, ToolchainError
 
 GFX1100 = arch("gfx1100")
 

@@ -12,15 +12,16 @@ from pathlib import Path
 import pytest
 from fuzz_lab import hfk, variant_name
 
-from hipfire_kernels import cli, compare, families, revision
+from hipfire_kernels import cli, families
 from hipfire_kernels.archs import arch
-from hipfire_kernels.builder import build
+from hipfire_kernels.building.builder import build
+from hipfire_kernels.building.toolchains import _llvm, registry, sanitized
+from hipfire_kernels.building.toolchains.registry import choose
+from hipfire_kernels.checking.parity import Case, Result
 from hipfire_kernels.errors import DeviceError, InputError, ToolchainUnavailable, UndefinedBehaviour
-from hipfire_kernels.parity import Case, Result
-from hipfire_kernels.runtime import device
-from hipfire_kernels.runtime.host import HostDevice
-from hipfire_kernels.toolchains import _llvm, registry, sanitized
-from hipfire_kernels.toolchains.registry import choose
+from hipfire_kernels.inspecting import compare, revision
+from hipfire_kernels.running.devices import device
+from hipfire_kernels.running.devices.host import HostDevice
 
 ROWS8 = families()["attention_flash_q8_0_rows"].variant(rows=8, head_dim=128)
 START = "    const int head = block_x(), tile = block_y();\n"

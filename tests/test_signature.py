@@ -8,10 +8,10 @@ import dataclasses
 import pytest
 
 from hipfire_kernels import build, families
-from hipfire_kernels.binding import _CTYPES
-from hipfire_kernels.family import Tensor, Variant
-from hipfire_kernels.resources import read_args
-from hipfire_kernels.runtime import DTYPES
+from hipfire_kernels.authoring.family import Tensor, Variant
+from hipfire_kernels.building.resources import read_args
+from hipfire_kernels.running.binding import _CTYPES
+from hipfire_kernels.running.devices import DTYPES
 
 VARIANTS = [next(family.variants()) for family in families().values()]
 VARIANTS += [
@@ -63,8 +63,8 @@ def test_registers_stay_within_upstreams(rows: int, limit: int) -> None:
 
 @pytest.mark.parametrize("rows", [2, 16])
 def test_another_rows_value_is_one_number(rows: int) -> None:
-    from hipfire_kernels.parity import check, grid
-    from hipfire_kernels.runtime import device
+    from hipfire_kernels.checking.parity import check, grid
+    from hipfire_kernels.running.devices import device
 
     declared = families()["attention_flash_q8_0_rows"]
     wider = dataclasses.replace(declared, params={**declared.params, "rows": (rows,)})

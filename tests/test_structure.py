@@ -90,9 +90,9 @@ def test_every_template_belongs_to_a_family_or_is_included() -> None:
     names = {f.name for f in folder.iterdir() if f.name.endswith((".h", ".j2"))}
     text = "".join((folder / n).read_text(encoding="utf-8") for n in names)
     from hipfire_kernels.archs import ARCHS
-    from hipfire_kernels.matrix_probe import PROBE
-    from hipfire_kernels.render import _DIALECT_PARTS
-    from hipfire_kernels.timing import READ
+    from hipfire_kernels.authoring.render import _DIALECT_PARTS
+    from hipfire_kernels.checking.matrix_probe import PROBE
+    from hipfire_kernels.running.timing import READ
 
     used = {f.template for f in hk.families().values()} | {p for parts in _DIALECT_PARTS.values() for p in parts}
     used |= {f"matrix_{arch.dialect}.h" for arch in ARCHS.values()}

@@ -18,15 +18,15 @@ import pytest
 from hip_lab import compile_library
 
 from hipfire_kernels.archs import arch
+from hipfire_kernels.building.resources import read_resources
+from hipfire_kernels.building.toolchains import _llvm, _process, host
+from hipfire_kernels.building.toolchains._hiprtc_child import main as hiprtc_child
+from hipfire_kernels.building.toolchains.clang import ClangToolchain
+from hipfire_kernels.building.toolchains.hiprtc import HiprtcToolchain
+from hipfire_kernels.building.toolchains.host import HostToolchain
+from hipfire_kernels.building.toolchains.nvrtc import NvrtcToolchain
+from hipfire_kernels.building.toolchains.registry import choose, toolchains
 from hipfire_kernels.errors import CompileError, InputError, ToolchainUnavailable
-from hipfire_kernels.resources import read_resources
-from hipfire_kernels.toolchains import _llvm, _process, host
-from hipfire_kernels.toolchains._hiprtc_child import main as hiprtc_child
-from hipfire_kernels.toolchains.clang import ClangToolchain
-from hipfire_kernels.toolchains.hiprtc import HiprtcToolchain
-from hipfire_kernels.toolchains.host import HostToolchain
-from hipfire_kernels.toolchains.nvrtc import NvrtcToolchain
-from hipfire_kernels.toolchains.registry import choose, toolchains
 
 GFX1100, GFX1201, HOST = arch("gfx1100"), arch("gfx1201"), arch("host")
 HIP = """

@@ -13,20 +13,20 @@ import pytest
 from test_verify_split import ask, record
 
 from hipfire_kernels import attend, cli, draft_attend, families
-from hipfire_kernels.attention import VerifyShape, splits_of, verify_plan, workspace_shape
+from hipfire_kernels.authoring.family import Site
 from hipfire_kernels.bench import tune as work
 from hipfire_kernels.bench.tune import Shapes
+from hipfire_kernels.checking.parity import Case, expected, inputs, worst_row
 from hipfire_kernels.dispatch import admit, calls, evidence, measure, plan, tuning
 from hipfire_kernels.dispatch.record import dump
 from hipfire_kernels.dispatch.routes import route as route_named
 from hipfire_kernels.dispatch.tuning import ANY, Gain, Tuning
-from hipfire_kernels.draft import DraftWorkspace
 from hipfire_kernels.errors import InputError
-from hipfire_kernels.family import Site
 from hipfire_kernels.layout import MAX_SPLITS, covering
-from hipfire_kernels.parity import Case, expected, inputs, worst_row
-from hipfire_kernels.runtime import Device
-from hipfire_kernels.timing import HostTimer, Times
+from hipfire_kernels.running.attention import VerifyShape, splits_of, verify_plan, workspace_shape
+from hipfire_kernels.running.devices import Device
+from hipfire_kernels.running.draft import DraftWorkspace
+from hipfire_kernels.running.timing import HostTimer, Times
 
 GQA, MMA, N64 = "attention_verify_gqa_q8", "attention_verify_mma_q8", "attention_dflash_wmma_n64_f32"
 ROUTES = {GQA: "verify_gqa", MMA: "verify_mma", N64: "dflash_n64"}

@@ -13,21 +13,22 @@ import pytest
 import verify_lab
 from test_qualify import fake_timer
 
-from hipfire_kernels import attend, build, families, reference
-from hipfire_kernels.attention import SplitPlan, VerifyShape, check_verify, verify_plan, workspace_shape
-from hipfire_kernels.binding import launch
+from hipfire_kernels import attend, build, families
+from hipfire_kernels.authoring.family import Variant
+from hipfire_kernels.checking import reference
+from hipfire_kernels.checking.parity import Case, check, grid, inputs, run_attend
+from hipfire_kernels.checking.parity_split import stretch
 from hipfire_kernels.dispatch import AttendRequest, admit, counters, evidence, measure, plan, policy, qualify
 from hipfire_kernels.dispatch.measure import Settings
 from hipfire_kernels.dispatch.record import Crossover, Evidence, Parity, Shape, Speed, Verdict
 from hipfire_kernels.dispatch.routes import route as route_named
 from hipfire_kernels.errors import InputError, NotAdmitted
-from hipfire_kernels.family import Variant
 from hipfire_kernels.layout import MAX_SPLITS, partials_shape, splits_for
 from hipfire_kernels.model.attention import Q8Attention
-from hipfire_kernels.parity import Case, check, grid, inputs, run_attend
-from hipfire_kernels.parity_split import stretch
-from hipfire_kernels.runtime import Device, Launch
-from hipfire_kernels.runtime.host import HostDevice
+from hipfire_kernels.running.attention import SplitPlan, VerifyShape, check_verify, verify_plan, workspace_shape
+from hipfire_kernels.running.binding import launch
+from hipfire_kernels.running.devices import Device, Launch
+from hipfire_kernels.running.devices.host import HostDevice
 
 GQA, MMA = (families()[f"attention_verify_{name}_q8"] for name in ("gqa", "mma"))
 HELD = [v for v in GQA.variants() if v.group in (1, 6, 8)]

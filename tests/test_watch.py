@@ -14,9 +14,11 @@ import pytest
 from mutants import GQA, MUTANTS, N64, ROWS, TILE_BATCHED, Mutant, _mutated_environment
 from tree_lab import Tree
 
-from hipfire_kernels import families, outline, render, watch_child
-from hipfire_kernels.family import Variant
-from hipfire_kernels.watch import Watch
+from hipfire_kernels import families
+from hipfire_kernels.authoring import render
+from hipfire_kernels.authoring.family import Variant
+from hipfire_kernels.inspecting import outline, watch_child
+from hipfire_kernels.inspecting.watch import Watch
 
 ROWS8 = families()[ROWS].variant(rows=8, head_dim=128)
 ROWS_TEMPLATE = f"templates/{ROWS}.hip.j2"

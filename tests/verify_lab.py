@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hipfire_kernels import reference
-from hipfire_kernels.attention import check_verify, verify_plan
-from hipfire_kernels.family import Variant
-from hipfire_kernels.parity import Case, inputs, row_errors, run_attend
-from hipfire_kernels.runtime import Device
+from hipfire_kernels.authoring.family import Variant
+from hipfire_kernels.checking import reference
+from hipfire_kernels.checking.parity import Case, inputs, row_errors, run_attend
+from hipfire_kernels.running.attention import check_verify, verify_plan
+from hipfire_kernels.running.devices import Device
 
 Array = npt.NDArray[Any]
 

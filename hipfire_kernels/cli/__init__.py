@@ -9,9 +9,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from .. import __version__
-from ..errors import HipfireError
-from . import (
+from hipfire_kernels import __version__
+from hipfire_kernels.cli import (
     _errors,
     _out,
     ab,
@@ -33,6 +32,7 @@ from . import (
     tune,
     watch,
 )
+from hipfire_kernels.errors import HipfireError
 
 
 class _Commands(TyperGroup):

@@ -1,5 +1,5 @@
 """`python -m hipfire_kernels.cli`: the same as `hfk`."""
 
-from . import main
+from hipfire_kernels.cli import main
 
 main()

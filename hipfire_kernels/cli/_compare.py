@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
-from . import _out
+from hipfire_kernels.cli import _out
+from hipfire_kernels.errors import InputError
 
 Rows = list[dict[str, Any]]
 """Kernels of a build report: dicts with `entry`, `arch` and `resources`."""
@@ -19,7 +19,7 @@ def read(file: Path) -> Rows:
     Raises:
         InputError: the file cannot be read, or is no such report.
     """
-    from ..resources import Resources
+    from hipfire_kernels.building.resources import Resources
 
     try:
         rows: Rows = json.loads(file.read_text(encoding="utf-8"))["kernels"]
@@ -35,7 +35,7 @@ def read(file: Path) -> Rows:
 
 def changes(earlier: Rows, built: Rows) -> Rows:
     """What differs, a resource a row. A kernel that the earlier report lacks is one row, verdict `new`."""
-    from ..resources import Resources, diff
+    from hipfire_kernels.building.resources import Resources, diff
 
     before = {(row["entry"], row["arch"]): Resources.from_dict(row["resources"]) for row in earlier}
     found: Rows = []

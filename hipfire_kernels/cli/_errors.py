@@ -6,7 +6,8 @@ import re
 
 import typer
 
-from ..errors import (
+from hipfire_kernels.cli import _out
+from hipfire_kernels.errors import (
     CheckpointError,
     CompileError,
     DeadlockError,
@@ -17,7 +18,6 @@ from ..errors import (
     ToolchainUnavailable,
     UndefinedBehaviour,
 )
-from . import _out
 
 FAILED, USAGE, REFUSED = 1, 2, 3
 """Exit codes: the check failed; wrong usage or input; refused, for it is not admitted or not available."""

@@ -6,19 +6,19 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import _out
+from hipfire_kernels.cli import _out
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..model import LoadProgress
-    from ..model.dflash import DFlashDraft
-    from ..model.qwen35 import Target
+    from hipfire_kernels.model import LoadProgress
+    from hipfire_kernels.model.dflash import DFlashDraft
+    from hipfire_kernels.model.qwen35 import Target
 
 
 def target(path: Path) -> Target:
     """The target of a folder or container."""
-    from ..model import load_target
+    from hipfire_kernels.model import load_target
 
     with _Bar(path) as bar:
         return load_target(path, progress=bar)
@@ -26,7 +26,7 @@ def target(path: Path) -> Target:
 
 def draft(path: Path) -> DFlashDraft:
     """The draft of a folder or container."""
-    from ..model import load_draft
+    from hipfire_kernels.model import load_draft
 
     with _Bar(path) as bar:
         return load_draft(path, progress=bar)

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import InputError
-from ..family import KernelFamily, Variant
-from ..kernels import families
+from hipfire_kernels.authoring.family import KernelFamily, Variant
+from hipfire_kernels.errors import InputError
+from hipfire_kernels.kernels import families
 
 Variants = Annotated[
     list[str] | None, typer.Argument(metavar="VARIANT", help="Entry names, or families for all variants.")

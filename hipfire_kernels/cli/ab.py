@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import InputError
-from . import _out
-from ._errors import FAILED
+from hipfire_kernels.cli import _out
+from hipfire_kernels.cli._errors import FAILED
+from hipfire_kernels.errors import InputError
 
 if TYPE_CHECKING:
-    from ..bench.ab import Experiment
+    from hipfire_kernels.bench.ab import Experiment
 
 
 def ab(
@@ -45,8 +45,8 @@ def ab(
     as_json: _out.Json = False,
 ) -> None:
     """Paired A/B run with a verdict only where there is one. Exit code 1 if the arms differ in more or it is traced."""
-    from ..bench import ab as work
-    from ..bench import pairs
+    from hipfire_kernels.bench import ab as work
+    from hipfire_kernels.bench import pairs
 
     if (kernel is None) == (generate is None):
         raise InputError("required: one of --kernel OFF ON and --generate NAME=OFF,ON")
@@ -71,10 +71,10 @@ def ab(
 def _kernel(
     names: tuple[str, str], ctx: int, rows: int, head_dim: int, heads: str, device: str, rounds: int
 ) -> Experiment:
-    from ..attention import check_heads
-    from ..bench.ab_arms import KernelArms
-    from ..bench.kernels import Shape
-    from .explain import heads_of
+    from hipfire_kernels.bench.ab_arms import KernelArms
+    from hipfire_kernels.bench.kernels import Shape
+    from hipfire_kernels.cli.explain import heads_of
+    from hipfire_kernels.running.attention import check_heads
 
     n_heads, n_kv_heads = heads_of(heads)
     check_heads(rows, n_heads, n_kv_heads, head_dim)
@@ -92,8 +92,8 @@ def _generate(
     ctx: int | None,
     max_new_tokens: int,
 ) -> Experiment:
-    from ..bench.ab_arms import GenerateArms, request
-    from .generate import _prompt
+    from hipfire_kernels.bench.ab_arms import GenerateArms, request
+    from hipfire_kernels.cli.generate import _prompt
 
     name, equals, values = text.partition("=")
     off, comma, on = values.partition(",")

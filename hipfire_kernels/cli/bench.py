@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from ..errors import DeviceError, InputError
-from . import _out
+from hipfire_kernels.cli import _out
+from hipfire_kernels.errors import DeviceError, InputError
 
 
 def bench(
@@ -23,9 +23,9 @@ def bench(
     as_json: _out.Json = False,
 ) -> None:
     """Time every route on the device: cold L2, median and quartiles, ratio to the established route, worst error."""
-    from ..bench import kernels
-    from ..runtime import device as open_device
-    from ..runtime.gpu import GpuDevice
+    from hipfire_kernels.bench import kernels
+    from hipfire_kernels.running.devices import device as open_device
+    from hipfire_kernels.running.devices.gpu import GpuDevice
 
     lists = {"--ctx": ctx, "--rows": rows, "--head-dim": head_dim}
     contexts, row_counts, head_dims = (numbers(name, text) for name, text in lists.items())

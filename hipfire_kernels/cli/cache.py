@@ -7,8 +7,8 @@ from typing import Any
 
 import typer
 
-from . import _out
-from ._errors import FAILED, refuse
+from hipfire_kernels.cli import _out
+from hipfire_kernels.cli._errors import FAILED, refuse
 
 app = typer.Typer(help="The compiled kernels on disk.", no_args_is_help=True)
 
@@ -21,7 +21,7 @@ def folder_bytes(folder: Path) -> int:
 @app.command("ls")
 def list_(as_json: _out.Json = False) -> None:
     """List the cached kernels."""
-    from ..cache import Entry, default_cache
+    from hipfire_kernels.building.cache import Entry, default_cache
 
     def described(e: Entry) -> dict[str, Any]:
         names = ("entry", "arch", "toolchain", "compiler", "created", "key", "resources")
@@ -39,7 +39,7 @@ def list_(as_json: _out.Json = False) -> None:
 @app.command()
 def verify(as_json: _out.Json = False) -> None:
     """Read every entry in full. Exit code 1 if one is not sound; it is compiled anew when next needed."""
-    from ..cache import default_cache
+    from hipfire_kernels.building.cache import default_cache
 
     cache = default_cache()
     findings = cache.verify()
@@ -57,7 +57,7 @@ def verify(as_json: _out.Json = False) -> None:
 @app.command()
 def clear(as_json: _out.Json = False) -> None:
     """Remove what the library has cached."""
-    from ..cache import default_cache
+    from hipfire_kernels.building.cache import default_cache
 
     cache = default_cache()
     try:
@@ -73,7 +73,7 @@ def clear(as_json: _out.Json = False) -> None:
 @app.command()
 def path(as_json: _out.Json = False) -> None:
     """Print the cache folder. HIPFIRE_CACHE_DIR moves it."""
-    from ..storage import cache_root
+    from hipfire_kernels.building.storage import cache_root
 
     if as_json:
         _out.document({"path": str(cache_root())})

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import InputError
-from . import _out
+from hipfire_kernels.cli import _out
+from hipfire_kernels.errors import InputError
 
 if TYPE_CHECKING:
-    from ..model.convert import Conversion
+    from hipfire_kernels.model.convert import Conversion
 
 
 def convert(
@@ -28,7 +28,7 @@ def convert(
     With mq4 the embedding and the output head get q8, as do matrices whose rows are no multiple of 256. Norms,
     convolutions and what fits neither stay f32.
     """
-    from ..model.convert import Conversion
+    from hipfire_kernels.model.convert import Conversion
 
     conversion = Conversion(source, wanted)
     try:

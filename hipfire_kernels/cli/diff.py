@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import HipfireError, InputError
-from ..resources import LABELS
-from . import _out, _select
-from .isa import print_counts
+from hipfire_kernels.building.resources import LABELS
+from hipfire_kernels.cli import _out, _select
+from hipfire_kernels.cli.isa import print_counts
+from hipfire_kernels.errors import HipfireError, InputError
 
 if TYPE_CHECKING:
-    from ..builder import Artifact
-    from ..compare import Build
-    from ..isa import Listing
-    from ..revision import Pinned
-    from ..runtime import Device
-    from ..timing import Times
+    from hipfire_kernels.building.builder import Artifact
+    from hipfire_kernels.inspecting.compare import Build
+    from hipfire_kernels.inspecting.isa import Listing
+    from hipfire_kernels.inspecting.revision import Pinned
+    from hipfire_kernels.running.devices import Device
+    from hipfire_kernels.running.timing import Times
 
 _ROUNDS = 15
 
@@ -48,7 +48,7 @@ def diff(
 
     A revision is rendered by its own code. It is run only where it declares the arguments and the grid as they are now.
     """
-    from .. import runtime
+    from hipfire_kernels.running import devices as runtime
 
     on = runtime.device(device)
     first = a.partition("@")[0]
@@ -68,9 +68,9 @@ def diff(
 
 
 def _side(text: str, arch: str, device: Device) -> _Side:
-    from .. import compare, revision
-    from ..builder import build
-    from ..isa import listing
+    from hipfire_kernels.building.builder import build
+    from hipfire_kernels.inspecting import compare, revision
+    from hipfire_kernels.inspecting.isa import listing
 
     name, at, commit = text.partition("@")
     if at and not commit:
@@ -95,7 +95,7 @@ def _side(text: str, arch: str, device: Device) -> _Side:
 
 def _why_not_run(kernel: Pinned, archs: list[str]) -> str:
     """Why a kernel of a revision cannot take what is launched today; empty where it can."""
-    from .. import revision
+    from hipfire_kernels.inspecting import revision
 
     try:
         now = revision.current(kernel.entry, archs)
@@ -105,9 +105,9 @@ def _why_not_run(kernel: Pinned, archs: list[str]) -> str:
 
 
 def _parity(one: Build, device: Device) -> dict[str, Any]:
-    from .. import compare
-    from ..parity import grid
-    from ..watch import CASES
+    from hipfire_kernels.checking.parity import grid
+    from hipfire_kernels.inspecting import compare
+    from hipfire_kernels.inspecting.watch import CASES
 
     try:
         results = compare.parity(one, list(grid(one.variant, **CASES)), device)
@@ -119,8 +119,8 @@ def _parity(one: Build, device: Device) -> dict[str, Any]:
 
 def _times(sides: list[_Side], device: Device) -> tuple[dict[str, Times], str]:
     """Times of both, or why there are none."""
-    from .. import compare
-    from ..runtime.host import HostDevice
+    from hipfire_kernels.inspecting import compare
+    from hipfire_kernels.running.devices.host import HostDevice
 
     builds = {name: side.build for name, side in zip("AB", sides, strict=True) if side.build is not None}
     if len(builds) < 2:
@@ -136,7 +136,7 @@ def _times(sides: list[_Side], device: Device) -> tuple[dict[str, Times], str]:
 
 
 def _changes(sides: list[_Side]) -> list[dict[str, Any]]:
-    from ..resources import diff as differing
+    from hipfire_kernels.building.resources import diff as differing
 
     return [vars(change) for change in differing(sides[0].artifact.resources, sides[1].artifact.resources)]
 
@@ -158,7 +158,7 @@ def _show_resources(changes: list[dict[str, Any]], arch: str) -> None:
 
 
 def _show_runs(sides: list[_Side], device: Device, times: dict[str, Times], why_not: str) -> None:
-    from ..timing import ratio
+    from hipfire_kernels.running.timing import ratio
 
     print()
     for name, side in zip("AB", sides, strict=True):
@@ -183,7 +183,7 @@ def _show_runs(sides: list[_Side], device: Device, times: dict[str, Times], why_
 def _document(
     sides: list[_Side], arch: str, text: str, changes: list[dict[str, Any]], times: dict[str, Times], why_not: str
 ) -> dict[str, Any]:
-    from ..timing import ratio
+    from hipfire_kernels.running.timing import ratio
 
     return {
         "arch": arch,

@@ -5,16 +5,16 @@ from __future__ import annotations
 import platform
 from typing import Any
 
-from . import _out
+from hipfire_kernels.cli import _out
 
 
 def doctor(as_json: _out.Json = False) -> None:
     """What is found here, what will be used, and why."""
-    from .. import __version__
-    from ..cache import default_cache
-    from ..dispatch import policy
-    from ..runtime import devices
-    from .cache import folder_bytes
+    from hipfire_kernels import __version__
+    from hipfire_kernels.building.cache import default_cache
+    from hipfire_kernels.cli.cache import folder_bytes
+    from hipfire_kernels.dispatch import policy
+    from hipfire_kernels.running.devices import devices
 
     root = default_cache().path
     found = {
@@ -34,7 +34,7 @@ def doctor(as_json: _out.Json = False) -> None:
 
 def _compilers() -> list[dict[str, Any]]:
     """Who could compile for each arch, who does, and why not the others. Archs that fare alike share one."""
-    from ..archs import ARCHS
+    from hipfire_kernels.archs import ARCHS
 
     groups: list[dict[str, Any]] = []
     for name in ARCHS:
@@ -48,9 +48,9 @@ def _compilers() -> list[dict[str, Any]]:
 
 
 def _compilers_for(name: str) -> dict[str, Any]:
-    from ..archs import arch
-    from ..errors import HipfireError
-    from ..toolchains.registry import choose, toolchains
+    from hipfire_kernels.archs import arch
+    from hipfire_kernels.building.toolchains.registry import choose, toolchains
+    from hipfire_kernels.errors import HipfireError
 
     target = arch(name)
     try:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import InputError
-from . import _out
-from ._errors import REFUSED
+from hipfire_kernels.cli import _out
+from hipfire_kernels.cli._errors import REFUSED
+from hipfire_kernels.errors import InputError
 
 if TYPE_CHECKING:
-    from ..dispatch import Decision
+    from hipfire_kernels.dispatch import Decision
 
 _SHAPES: dict[str, dict[str, Any]] = {
     "verify": {"kv_format": "q8_0", "head_dim": 256, "heads": "24/4"},
@@ -38,8 +38,8 @@ def explain(
     as_json: _out.Json = False,
 ) -> None:
     """Which route a request takes, why not the others. Exit code 3 if nothing may run it."""
-    from ..archs import ARCHS
-    from ..dispatch import AttendRequest, admit
+    from hipfire_kernels.archs import ARCHS
+    from hipfire_kernels.dispatch import AttendRequest, admit
 
     shape = _SHAPES.get(workload, _SHAPES["verify"])
     n_heads, n_kv_heads = heads_of(heads or shape["heads"])

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import InputError
-from . import _out, _select
-from ._errors import FAILED
+from hipfire_kernels.cli import _out, _select
+from hipfire_kernels.cli._errors import FAILED
+from hipfire_kernels.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..testing.campaign import Settings
-    from ..testing.case import FuzzCase
+    from hipfire_kernels.testing.campaign import Settings
+    from hipfire_kernels.testing.case import FuzzCase
 
 LimitS = Annotated[
     float, typer.Option("--limit", min=1, help="Seconds a case may take, compilation included; then it hangs.")
@@ -52,9 +52,9 @@ def fuzz(
 
     Known cases run first. A failing case is shrunk, written as a small JSON file, and run again by `hfk replay FILE`.
     """
-    from ..testing import campaign
-    from ..testing.axes import WORK
-    from ..testing.casefile import read_cases
+    from hipfire_kernels.testing import campaign
+    from hipfire_kernels.testing.axes import WORK
+    from hipfire_kernels.testing.casefile import read_cases
 
     if merge:
         _report(campaign.merged([_read(file) for file in merge]), [], as_json)
@@ -88,8 +88,8 @@ def fuzz(
 
 
 def _run_on_ray(settings: Settings, known: list[FuzzCase]) -> dict[str, Any]:
-    from ..testing import campaign
-    from ..testing.ray_cluster import run_shards
+    from hipfire_kernels.testing import campaign
+    from hipfire_kernels.testing.ray_cluster import run_shards
 
     if settings.shard:
         raise InputError(f"--ray runs all shards; required: --shard 1/{settings.shards}")
@@ -148,8 +148,8 @@ def replay(
     as_json: _out.Json = False,
 ) -> None:
     """Run the cases of a file again, in a process of their own. Exit code 1 if one fails."""
-    from ..testing.casefile import read_cases
-    from ..testing.children import Child
+    from hipfire_kernels.testing.casefile import read_cases
+    from hipfire_kernels.testing.children import Child
 
     cases = read_cases(file)
     if not cases:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import InputError
-from . import _out
+from hipfire_kernels.cli import _out
+from hipfire_kernels.errors import InputError
 
 if TYPE_CHECKING:
-    from ..model import Engine, Generation, GenerationResult, Tokenizer
-    from ..model.proposer import Draft
+    from hipfire_kernels.model import Engine, Generation, GenerationResult, Tokenizer
+    from hipfire_kernels.model.proposer import Draft
 
 MaxNewTokens = Annotated[int, typer.Option(help="Stop after this many new tokens.")]
 BlockSize = Annotated[
@@ -51,7 +51,7 @@ def demo(
     as_json: _out.Json = False,
 ) -> None:
     """Complete a held-out prompt with the embedded models."""
-    from ..model import demo_prompts
+    from hipfire_kernels.model import demo_prompts
 
     prompts = demo_prompts()
     if not 0 <= index < len(prompts):
@@ -131,7 +131,7 @@ def _prompt(prompt: str | None, file: Path | None) -> str:
 
 def _as_chat(target: Path | None, text: str, system: str | None, thinking: bool | None) -> str:
     """The text as the user's message, in the form that the target was trained on."""
-    from ..model import ChatTemplate, demo_pair_path
+    from hipfire_kernels.model import ChatTemplate, demo_pair_path
 
     messages = [{"role": "user", "content": text}]
     if system is not None:
@@ -184,8 +184,8 @@ class _Proposer:
 
     def open(self, usual: Path | None) -> Draft | Callable[[], Draft] | None:
         """For `Engine`: a draft, a function that loads one where it may fail, or None. `usual` is the default draft."""
-        from ..model import NgramDraft
-        from . import _load
+        from hipfire_kernels.cli import _load
+        from hipfire_kernels.model import NgramDraft
 
         path = self.draft or usual
         if self.ngram:
@@ -197,8 +197,8 @@ class _Proposer:
 
 def _open(target: Path | None, kv_format: str, proposer: _Proposer) -> _Session:
     """Load the checkpoints that the options name."""
-    from ..model import Engine, Tokenizer, demo_pair_path
-    from . import _load
+    from hipfire_kernels.cli import _load
+    from hipfire_kernels.model import Engine, Tokenizer, demo_pair_path
 
     _out.note(f"loading {target or 'the demo pair'}; kernels that are not cached yet are compiled first")
     blas_threads = 1 if target is None else None

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import _out, _select
+from hipfire_kernels.cli import _out, _select
 
 if TYPE_CHECKING:
-    from ..isa import Counts, Listing
+    from hipfire_kernels.inspecting.isa import Counts, Listing
 
 _MARGIN = 11
 
@@ -27,7 +27,7 @@ def isa(
 
     A loop's counts are of one turn as it stands in the code, inner loops counted once.
     """
-    from ..isa import listing
+    from hipfire_kernels.inspecting.isa import listing
 
     listed = listing(_select.one(name, param or []), arch, toolchain)
     if as_json:
@@ -42,7 +42,7 @@ def isa(
 
 def print_counts(listings: Sequence[tuple[str, Listing]]) -> None:
     """A table of kernels and their loops against classes of instructions, those that are in none left out."""
-    from ..isa import KINDS
+    from hipfire_kernels.inspecting.isa import KINDS
 
     shown = [kind for kind in [*KINDS, "all"] if any(listed.totals[kind] for _, listed in listings)]
     rows = [

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import RenderError, ToolchainError
-from ..resources import LABELS
-from . import _compare, _errors, _out, _select
+from hipfire_kernels.building.resources import LABELS
+from hipfire_kernels.cli import _compare, _errors, _out, _select
+from hipfire_kernels.errors import RenderError, ToolchainError
 
 if TYPE_CHECKING:
-    from ..family import Variant
+    from hipfire_kernels.authoring.family import Variant
 
 SPILLS = ("vgpr_spills", "sgpr_spills", "scratch_bytes")
 """What a kernel must not have."""
@@ -23,7 +23,7 @@ SPILLS = ("vgpr_spills", "sgpr_spills", "scratch_bytes")
 
 def list_(as_json: _out.Json = False) -> None:
     """Kernel families, their variants and routes. Needs no compiler."""
-    from ..kernels import families
+    from hipfire_kernels.kernels import families
 
     shown = [_family(name) for name in families()]
     if as_json:
@@ -42,8 +42,8 @@ def list_(as_json: _out.Json = False) -> None:
 
 
 def _family(name: str) -> dict[str, Any]:
-    from ..dispatch.routes import ROUTES, UNROUTED
-    from ..kernels import families
+    from hipfire_kernels.dispatch.routes import ROUTES, UNROUTED
+    from hipfire_kernels.kernels import families
 
     family = families()[name]
     return {
@@ -72,7 +72,7 @@ def render(
     as_json: _out.Json = False,
 ) -> None:
     """Print the HIP source of one variant. Needs no compiler."""
-    from ..render import source_digest
+    from hipfire_kernels.authoring.render import source_digest
 
     variant = _select.one(name, param or [])
     source = variant.source(arch)
@@ -122,9 +122,9 @@ def build(
 
 def check_archs(text: str, toolchain: str | None) -> list[str]:
     """The archs of `--arch`, known and with a compiler that works here. `all`: those a toolchain targets."""
-    from ..archs import ARCHS
-    from ..archs import arch as known
-    from ..toolchains.registry import choose, toolchains
+    from hipfire_kernels.archs import ARCHS
+    from hipfire_kernels.archs import arch as known
+    from hipfire_kernels.building.toolchains.registry import choose, toolchains
 
     if text == "all":
         names = [name for name, row in ARCHS.items() if any(t.targets(row) for t in toolchains())]
@@ -147,7 +147,7 @@ def _build_all(variants: list[Variant], archs: list[str], toolchain: str | None)
 
 def _build_one(variant: Variant, arch: str, toolchain: str | None) -> dict[str, Any]:
     """One row of the report: what the kernel takes, or the error that it gave."""
-    from ..builder import build as build_variant
+    from hipfire_kernels.building.builder import build as build_variant
 
     began = time.perf_counter()
     try:

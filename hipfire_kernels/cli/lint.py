@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from . import _out, _select
-from ._errors import FAILED
+from hipfire_kernels.cli import _out, _select
+from hipfire_kernels.cli._errors import FAILED
 
 
 def lint(
@@ -20,7 +20,7 @@ def lint(
 
     With no VARIANT: all. Exit code 1 if something is wrong.
     """
-    from ..lint import lint as check
+    from hipfire_kernels.inspecting.lint import lint as check
 
     chosen = _select.many(variants or [], everything=not variants)
     found = check(chosen, every=every)

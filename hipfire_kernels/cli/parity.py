@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import DeviceError, InputError
-from . import _out, _select
-from ._errors import FAILED
+from hipfire_kernels.cli import _out, _select
+from hipfire_kernels.cli._errors import FAILED
+from hipfire_kernels.errors import DeviceError, InputError
 
 if TYPE_CHECKING:
-    from ..family import Variant
-    from ..parity import Case
-    from ..runtime import Device
+    from hipfire_kernels.authoring.family import Variant
+    from hipfire_kernels.checking.parity import Case
+    from hipfire_kernels.running.devices import Device
 
 _QUICK: dict[str, Any] = {"rows": (1, 5, 8, 17), "contexts": (1, 128, 255)}
 """The part of the grid for `--quick`: groups full, ragged, beyond one sub-batch; one tile, its edge, two."""
@@ -73,8 +73,8 @@ def parity(
 
 
 def _device(name: str, thread_order: int | None) -> Device:
-    from .. import runtime
-    from ..runtime.host import HostDevice
+    from hipfire_kernels.running import devices as runtime
+    from hipfire_kernels.running.devices.host import HostDevice
 
     if thread_order is None:
         return runtime.device(name)
@@ -87,8 +87,8 @@ def _survey_all(variants: list[Variant], device: Device, part: dict[str, Any]) -
     """Survey as many variants at a time as there are cores: one's oracle runs beside another's kernel."""
     from threadpoolctl import threadpool_limits
 
-    from ..binding import kernel
-    from ..parity import grid
+    from hipfire_kernels.checking.parity import grid
+    from hipfire_kernels.running.binding import kernel
 
     # A compiler or device that is missing is known before the threads start.
     kernel(variants[0], device)
@@ -124,7 +124,7 @@ def survey(variant: Variant, cases: Iterable[Case], device: Device) -> Report:
 
 
 def _check(report: Report, case: Case, device: Device) -> None:
-    from ..parity import check, run_attend, tile_twin, worst_row
+    from hipfire_kernels.checking.parity import check, run_attend, tile_twin, worst_row
 
     variant = report.variant
     result = check(variant, case, device)

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import InputError
-from . import _out
-from ._errors import FAILED, refuse
+from hipfire_kernels.cli import _out
+from hipfire_kernels.cli._errors import FAILED, refuse
+from hipfire_kernels.errors import InputError
 
 if TYPE_CHECKING:
-    from ..dispatch.measure import Settings
-    from ..dispatch.qualify import Journal, Result, Step
-    from ..dispatch.record import Evidence
-    from ..runtime import Device
+    from hipfire_kernels.dispatch.measure import Settings
+    from hipfire_kernels.dispatch.qualify import Journal, Result, Step
+    from hipfire_kernels.dispatch.record import Evidence
+    from hipfire_kernels.running.devices import Device
 
 _INTERRUPTED = 130
 """Exit code of a process that SIGINT ended, as shells have it."""
@@ -40,8 +40,8 @@ def qualify(
 
     Interrupted, it goes on where it was when it is run again. Exit code 0: all qualify; 1: one does not; 3: no device.
     """
-    from ..dispatch import measure
-    from ..dispatch import qualify as work
+    from hipfire_kernels.dispatch import measure
+    from hipfire_kernels.dispatch import qualify as work
 
     on = _open(device)
     settings = _with_heads(measure.settings_for(on, quick), heads)
@@ -66,7 +66,7 @@ def qualify(
 
 
 def _open(name: str) -> Device:
-    from .. import runtime
+    from hipfire_kernels.running import devices as runtime
 
     on = runtime.device(name)
     if name == "auto" and on.name == "host":
@@ -76,7 +76,7 @@ def _open(name: str) -> Device:
 
 def _with_heads(settings: Settings, heads: str | None) -> Settings:
     """The settings, with the heads that were asked for."""
-    from .explain import heads_of
+    from hipfire_kernels.cli.explain import heads_of
 
     if heads is None:
         return settings

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ..errors import InputError
-from . import _out
+from hipfire_kernels.cli import _out
+from hipfire_kernels.errors import InputError
 
 
 def report(
@@ -21,7 +21,7 @@ def report(
     as_json: _out.Json = False,
 ) -> None:
     """Speed-up, roofline, error, resources, routes and A/B pairs on one page that needs no network."""
-    from ..bench.report import page
+    from hipfire_kernels.bench.report import page
 
     text = page(files, against, title)
     try:

@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
-from ..errors import InputError
-from . import _select
+from hipfire_kernels.cli import _select
+from hipfire_kernels.errors import InputError
 
 
 def sanitize(
@@ -29,8 +29,8 @@ def sanitize(
 
     The same as `hfk fuzz --device host+KIND`, in processes started as the sanitizer needs it.
     """
-    from ..archs import arch
-    from ..toolchains import sanitized
+    from hipfire_kernels.archs import arch
+    from hipfire_kernels.building.toolchains import sanitized
 
     if kind not in (sanitized.UNDEFINED, sanitized.ADDRESS):
         raise InputError(f"--kind is {kind!r}; required: {sanitized.UNDEFINED} or {sanitized.ADDRESS}")

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import InputError
-from . import _out
-from ._errors import FAILED, refuse
-from .bench import numbers
-from .explain import heads_of
+from hipfire_kernels.cli import _out
+from hipfire_kernels.cli._errors import FAILED, refuse
+from hipfire_kernels.cli.bench import numbers
+from hipfire_kernels.cli.explain import heads_of
+from hipfire_kernels.errors import InputError
 
 if TYPE_CHECKING:
-    from ..bench.tune import Answer
-    from ..dispatch.tuning import Tuning
+    from hipfire_kernels.bench.tune import Answer
+    from hipfire_kernels.dispatch.tuning import Tuning
 
 
 def tune(
@@ -38,9 +38,9 @@ def tune(
 
     The decision of a request says which it has. Exit code 0: done; 1: a candidate is wrong; 3: no device.
     """
-    from .. import runtime
-    from ..bench import tune as work
-    from ..storage import tuning_root
+    from hipfire_kernels.bench import tune as work
+    from hipfire_kernels.building.storage import tuning_root
+    from hipfire_kernels.running import devices as runtime
 
     chosen = work.tunable(family or [])
     options = {"head_dims": ("--head-dim", head_dim), "rows": ("--rows", rows), "contexts": ("--ctx", ctx)}
@@ -71,15 +71,15 @@ def tune(
 
 def _other_records(file: Path, answers: Sequence[Answer]) -> list[Tuning]:
     """What is in the file already and was not asked anew."""
-    from ..dispatch import tuning
+    from hipfire_kernels.dispatch import tuning
 
     asked = {a.question.key for a in answers}
     return [r for r in (tuning.read_file(file) if file.exists() else ()) if r.key not in asked]
 
 
 def _write(file: Path, records: Sequence[Tuning]) -> None:
-    from ..dispatch import record, tuning
-    from ..storage import replacing
+    from hipfire_kernels.building.storage import replacing
+    from hipfire_kernels.dispatch import record, tuning
 
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import InputError
-from ..family import Variant
-from ..resources import LABELS
-from . import _select
-from .kernels import check_archs
+from hipfire_kernels.authoring.family import Variant
+from hipfire_kernels.building.resources import LABELS
+from hipfire_kernels.cli import _select
+from hipfire_kernels.cli.kernels import check_archs
+from hipfire_kernels.errors import InputError
 
 
 def watch(
@@ -25,8 +25,8 @@ def watch(
     Of the variants that changed a few are built and run, which together have every line and every choice, though not
     every combination. Declarations (kernels.py) are read once: start anew after editing those. Ends with Ctrl-C.
     """
-    from .. import runtime
-    from ..watch import Watch, saves, stamps
+    from hipfire_kernels.inspecting.watch import Watch, saves, stamps
+    from hipfire_kernels.running import devices as runtime
 
     archs = check_archs(arch, None)
     fitting = [[v for v in _select.many([n], everything=False) if _fits(v, ["host", *archs])] for n in names]
@@ -74,7 +74,7 @@ def _show(turn: Any, saved: list[str], *, first: bool = False) -> None:
 
 
 def _show_time(variant: Variant, times: dict[str, Any]) -> None:
-    from ..timing import ratio
+    from hipfire_kernels.running.timing import ratio
 
     middle, low, high = ratio(times["before"], times["after"])
     print(

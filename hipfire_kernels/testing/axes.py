@@ -13,12 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from ..family import Tensor, Variant
-from ..kernels import HEAD_DIMS
-from ..layout import TILE
-from .case import FuzzCase, is_tree, kind_of, variant_of
-from .contents import BIASES, CACHES, POSITIONS, QUERIES, UNSEEN
-from .invariants import invariants_of
+from hipfire_kernels.authoring.family import Tensor, Variant
+from hipfire_kernels.kernels.arguments import HEAD_DIMS
+from hipfire_kernels.layout import TILE
+from hipfire_kernels.testing.case import FuzzCase, is_tree, kind_of, variant_of
+from hipfire_kernels.testing.contents import BIASES, CACHES, POSITIONS, QUERIES, UNSEEN
+from hipfire_kernels.testing.invariants import invariants_of
 
 T = TypeVar("T")
 

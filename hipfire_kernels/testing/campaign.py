@@ -16,13 +16,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
-from ..family import Variant
-from .axes import WORK, generate, simpler
-from .case import FuzzCase
-from .casefile import case_from, read_cases
-from .checking import Finding
-from .children import Child
+from hipfire_kernels.authoring.family import Variant
+from hipfire_kernels.errors import InputError
+from hipfire_kernels.testing.axes import WORK, generate, simpler
+from hipfire_kernels.testing.case import FuzzCase
+from hipfire_kernels.testing.casefile import case_from, read_cases
+from hipfire_kernels.testing.checking import Finding
+from hipfire_kernels.testing.children import Child
 
 SHRINK_STEPS, SHRINK_SECONDS = 300, 60.0
 """Cases tried to make one failure simpler, and for how long: of a kernel that hangs each takes the whole limit."""

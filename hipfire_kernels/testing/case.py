@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from ..errors import InputError
-from ..family import Variant
-from ..kernels import families
+from hipfire_kernels.authoring.family import Variant
+from hipfire_kernels.errors import InputError
+from hipfire_kernels.kernels import families
 
 
 @dataclass(frozen=True)

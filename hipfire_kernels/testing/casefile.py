@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
-from ..kernels import HEAD_DIMS
-from .axes import AXES
-from .case import FuzzCase, variant_of
-from .invariants import invariants_of
+from hipfire_kernels.errors import InputError
+from hipfire_kernels.kernels.arguments import HEAD_DIMS
+from hipfire_kernels.testing.axes import AXES
+from hipfire_kernels.testing.case import FuzzCase, variant_of
+from hipfire_kernels.testing.invariants import invariants_of
 
 LEAST = {
     "rows": 1,

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .. import parity
-from ..attention import VerifyShape, workspace_shape
-from ..errors import InputError
-from ..family import Variant
-from ..runtime import device
-from ..runtime.host import HostDevice
-from .case import FuzzCase, is_tree, kind_of, variant_of
-from .invariants import Given, violated
-from .requests import AnyRequest, draft_request, verify_request
-from .subjects import Arrangement, Subject, VariantSubject
-from .writes import check_write
-from .yardstick import error_of, expected
+from hipfire_kernels.authoring.family import Variant
+from hipfire_kernels.checking import parity
+from hipfire_kernels.errors import InputError
+from hipfire_kernels.running.attention import VerifyShape, workspace_shape
+from hipfire_kernels.running.devices import device
+from hipfire_kernels.running.devices.host import HostDevice
+from hipfire_kernels.testing.case import FuzzCase, is_tree, kind_of, variant_of
+from hipfire_kernels.testing.invariants import Given, violated
+from hipfire_kernels.testing.requests import AnyRequest, draft_request, verify_request
+from hipfire_kernels.testing.subjects import Arrangement, Subject, VariantSubject
+from hipfire_kernels.testing.writes import check_write
+from hipfire_kernels.testing.yardstick import error_of, expected
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ import sys
 import tempfile
 from typing import Any
 
-from ..errors import DeviceError, ToolchainUnavailable
-from .case import FuzzCase, variant_of
-from .checking import Finding
+from hipfire_kernels.errors import DeviceError, ToolchainUnavailable
+from hipfire_kernels.testing.case import FuzzCase, variant_of
+from hipfire_kernels.testing.checking import Finding
 
 
 class Child:

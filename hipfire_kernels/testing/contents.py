@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..layout import Q8_BLOCK
-from ..q8_0 import quantize_q8_0, random_q8_0
+from hipfire_kernels.layout import Q8_BLOCK
+from hipfire_kernels.q8_0 import quantize_q8_0, random_q8_0
 
 Array = npt.NDArray[Any]
 Rng = np.random.Generator

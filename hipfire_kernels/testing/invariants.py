@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import InputError
-from ..family import Variant
-from ..layout import TILE, tiles
-from ..parity import worst_row
-from ..runtime.host import HostDevice
-from .case import FuzzCase, kind_of, variant_of
-from .contents import UNSEEN
-from .requests import AnyRequest, Request
-from .subjects import Arrangement, Subject, VariantSubject
+from hipfire_kernels.authoring.family import Variant
+from hipfire_kernels.checking.parity import worst_row
+from hipfire_kernels.errors import InputError
+from hipfire_kernels.layout import TILE, tiles
+from hipfire_kernels.running.devices.host import HostDevice
+from hipfire_kernels.testing.case import FuzzCase, kind_of, variant_of
+from hipfire_kernels.testing.contents import UNSEEN
+from hipfire_kernels.testing.requests import AnyRequest, Request
+from hipfire_kernels.testing.subjects import Arrangement, Subject, VariantSubject
 
 Array = npt.NDArray[Any]
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from ..family import Variant
-    from .case import FuzzCase
-    from .subjects import Adapter, Subject
+    from hipfire_kernels.authoring.family import Variant
+    from hipfire_kernels.testing.case import FuzzCase
+    from hipfire_kernels.testing.subjects import Adapter, Subject
 
 DEFAULT = "attention_flash_q8_0_tile_batched_d4,attention_flash_q8_0_tile_batched_d8"
 
@@ -47,9 +47,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def chosen_cases(names: str, count: int, seed: int) -> list[FuzzCase]:
     """The known cases of the named variants, then `count` drawn ones of each, which take the invariants in turn."""
-    from .axes import RandomSource, draw
-    from .campaign import ledger
-    from .invariants import invariants_of
+    from hipfire_kernels.testing.axes import RandomSource, draw
+    from hipfire_kernels.testing.campaign import ledger
+    from hipfire_kernels.testing.invariants import invariants_of
 
     variants = _variants(names)
     entries = {v.entry for v in variants}
@@ -63,8 +63,8 @@ def chosen_cases(names: str, count: int, seed: int) -> list[FuzzCase]:
 
 
 def _variants(names: str) -> list[Variant]:
-    from ..kernels import families
-    from .case import entries
+    from hipfire_kernels.kernels import families
+    from hipfire_kernels.testing.case import entries
 
     known = families()
     found = []
@@ -88,9 +88,9 @@ def hk_adapter() -> Adapter | None:
 @pytest.fixture
 def hk_subject(hk_case: Any, hk_adapter: Adapter | None, pytestconfig: pytest.Config) -> Subject:
     """What is tested: the adapter's kernel, or the variant of the case on `--hk-device`."""
-    from ..runtime import device
-    from .case import variant_of
-    from .subjects import EngineSubject, VariantSubject
+    from hipfire_kernels.running.devices import device
+    from hipfire_kernels.testing.case import variant_of
+    from hipfire_kernels.testing.subjects import EngineSubject, VariantSubject
 
     variant = variant_of(hk_case)
     if hk_adapter is not None:

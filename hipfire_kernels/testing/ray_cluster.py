@@ -7,10 +7,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from ..errors import DeviceError
-from . import campaign
-from .case import FuzzCase, entries
-from .casefile import case_from
+from hipfire_kernels.errors import DeviceError
+from hipfire_kernels.testing import campaign
+from hipfire_kernels.testing.case import FuzzCase, entries
+from hipfire_kernels.testing.casefile import case_from
 
 
 def run_shards(settings: campaign.Settings, known: Sequence[FuzzCase]) -> list[dict[str, Any]]:

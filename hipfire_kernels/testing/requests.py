@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..layout import kv_cache_shape
-from ..q8_0 import dequantize_q8_0
-from .case import FuzzCase
-from .contents import BIASES, CACHES, POSITIONS, QUERIES, UNSEEN, Rng, ones
+from hipfire_kernels.layout import kv_cache_shape
+from hipfire_kernels.q8_0 import dequantize_q8_0
+from hipfire_kernels.testing.case import FuzzCase
+from hipfire_kernels.testing.contents import BIASES, CACHES, POSITIONS, QUERIES, UNSEEN, Rng, ones
 
 Array = npt.NDArray[Any]
 

@@ -9,15 +9,15 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
-from ..attention import VerifyShape
-from ..family import Variant
-from ..layout import kv_cache_shape
-from . import axes
-from .case import FuzzCase
-from .checking import request_of
-from .contents import CACHES
-from .requests import DraftRequest, Request
-from .subjects import Arrangement
+from hipfire_kernels.authoring.family import Variant
+from hipfire_kernels.layout import kv_cache_shape
+from hipfire_kernels.running.attention import VerifyShape
+from hipfire_kernels.testing import axes
+from hipfire_kernels.testing.case import FuzzCase
+from hipfire_kernels.testing.checking import request_of
+from hipfire_kernels.testing.contents import CACHES
+from hipfire_kernels.testing.requests import DraftRequest, Request
+from hipfire_kernels.testing.subjects import Arrangement
 
 T = TypeVar("T")
 _SEEDS = st.integers(0, 2**32 - 1)

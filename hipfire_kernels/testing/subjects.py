@@ -11,15 +11,15 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..attention import check_verify, verify_plan, workspace_shape
-from ..binding import launch
-from ..draft import draft_attend_rows
-from ..family import Tensor, Variant
-from ..layout import TILE, tiles
-from ..parity import GUARD, STALE, Guarded
-from ..runtime import ALIGNMENT, DTYPES, Device
-from ..toolchains.sanitized import ADDRESS
-from .requests import AnyRequest, DraftRequest, Request
+from hipfire_kernels.authoring.family import Tensor, Variant
+from hipfire_kernels.building.toolchains.sanitized import ADDRESS
+from hipfire_kernels.checking.parity import GUARD, STALE, Guarded
+from hipfire_kernels.layout import TILE, tiles
+from hipfire_kernels.running.attention import check_verify, verify_plan, workspace_shape
+from hipfire_kernels.running.binding import launch
+from hipfire_kernels.running.devices import ALIGNMENT, DTYPES, Device
+from hipfire_kernels.running.draft import draft_attend_rows
+from hipfire_kernels.testing.requests import AnyRequest, DraftRequest, Request
 
 Array = npt.NDArray[Any]
 

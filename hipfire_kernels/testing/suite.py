@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .case import FuzzCase
-from .checking import assert_parity
-from .subjects import Subject
+from hipfire_kernels.testing.case import FuzzCase
+from hipfire_kernels.testing.checking import assert_parity
+from hipfire_kernels.testing.subjects import Subject
 
 __all__ = ["test_parity_and_invariant"]
 

@@ -11,12 +11,12 @@ import os
 import sys
 from typing import Any
 
-from ..errors import DeviceError, HipfireError, ToolchainUnavailable
-from ..runtime.gpu import GpuDevice
-from .case import FuzzCase, variant_of
-from .casefile import case_from
-from .checking import check
-from .subjects import VariantSubject
+from hipfire_kernels.errors import DeviceError, HipfireError, ToolchainUnavailable
+from hipfire_kernels.running.devices.gpu import GpuDevice
+from hipfire_kernels.testing.case import FuzzCase, variant_of
+from hipfire_kernels.testing.casefile import case_from
+from hipfire_kernels.testing.checking import check
+from hipfire_kernels.testing.subjects import VariantSubject
 
 
 def answer(case: FuzzCase, on: Any) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def main(device_name: str, core: int) -> None:
         os.sched_setaffinity(0, {core})  # before the host device counts cores: it then runs blocks on this thread
     from threadpoolctl import threadpool_limits
 
-    from ..runtime import device
+    from hipfire_kernels.running.devices import device
 
     try:
         on = device(device_name)

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import reference
-from ..parity import worst_row
-from .requests import DraftRequest, Request
+from hipfire_kernels.checking import reference
+from hipfire_kernels.checking.parity import worst_row
+from hipfire_kernels.testing.requests import DraftRequest, Request
 
 Array = npt.NDArray[Any]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..dflash import DFlashDraft
-    from ..qwen35 import Target
+    from hipfire_kernels.model.dflash import DFlashDraft
+    from hipfire_kernels.model.qwen35 import Target
 
 
 def demo_pair_path() -> Path:
@@ -29,6 +29,6 @@ def demo_prompts() -> list[str]:
 
 def load_demo_pair() -> tuple[Target, DFlashDraft]:
     """The target and its draft, loaded."""
-    from ..loading import load_draft, load_target
+    from hipfire_kernels.model.loading import load_draft, load_target
 
     return load_target(demo_pair_path() / "target"), load_draft(demo_pair_path() / "draft")

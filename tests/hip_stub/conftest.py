@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from hip_lab import Stub
 
-from hipfire_kernels.runtime import Device, device
-from hipfire_kernels.runtime.gpu import GpuDevice
+from hipfire_kernels.running.devices import Device, device
+from hipfire_kernels.running.devices.gpu import GpuDevice
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from hip_lab import Stub
 
-from hipfire_kernels import build, cli, compare, families, revision
-from hipfire_kernels.runtime.gpu import GpuDevice
-from hipfire_kernels.timing import Stopwatch
+from hipfire_kernels import build, cli, families
+from hipfire_kernels.inspecting import compare, revision
+from hipfire_kernels.running.devices.gpu import GpuDevice
+from hipfire_kernels.running.timing import Stopwatch
 
 ROWS8 = families()["attention_flash_q8_0_rows"].variant(rows=8, head_dim=128)
 TILE = families()["attention_flash_q8_0_tile_batched"].variant(head_dim=128, mask="causal")

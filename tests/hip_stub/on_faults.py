@@ -12,12 +12,12 @@ from conftest import opened
 from hip_lab import CAPTURE_INVALIDATED, LAUNCH_FAILURE, NO_BINARY, OUT_OF_MEMORY, Stub
 
 import hipfire_kernels as hk
-from hipfire_kernels import runtime
-from hipfire_kernels.attention import TilePlan, check_verify
-from hipfire_kernels.binding import launch
+from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.errors import CompileError, DeviceError, ToolchainUnavailable
-from hipfire_kernels.family import Variant
-from hipfire_kernels.runtime.gpu import GpuDevice
+from hipfire_kernels.running import devices as runtime
+from hipfire_kernels.running.attention import TilePlan, check_verify
+from hipfire_kernels.running.binding import launch
+from hipfire_kernels.running.devices.gpu import GpuDevice
 
 POSITIONS = np.arange(12, 20, dtype=np.int32)
 TILE = hk.families()["attention_flash_q8_0_tile_batched"]

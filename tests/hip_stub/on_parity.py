@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hip_lab import variants
 
-from hipfire_kernels import parity
-from hipfire_kernels.family import Variant
-from hipfire_kernels.parity import Guarded, check, grid
-from hipfire_kernels.runtime import Device
-from hipfire_kernels.runtime.gpu import GpuDevice
+from hipfire_kernels.authoring.family import Variant
+from hipfire_kernels.checking import parity
+from hipfire_kernels.checking.parity import Guarded, check, grid
+from hipfire_kernels.running.devices import Device
+from hipfire_kernels.running.devices.gpu import GpuDevice
 
 REDUCED = {"rows": (1, 5, 8, 31), "contexts": (1, 127, 129, 300)}
 

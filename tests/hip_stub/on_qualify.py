@@ -12,11 +12,12 @@ from hip_lab import Stub
 from mutants import MUTANTS, _mutated_environment
 
 import hipfire_kernels as hk
-from hipfire_kernels import cli, render
+from hipfire_kernels import cli
+from hipfire_kernels.authoring import render
 from hipfire_kernels.dispatch import AttendRequest, Decision, admit, evidence, measure
 from hipfire_kernels.q8_0 import random_q8_0
-from hipfire_kernels.runtime.gpu import GpuDevice
-from hipfire_kernels.timing import Stopwatch
+from hipfire_kernels.running.devices.gpu import GpuDevice
+from hipfire_kernels.running.timing import Stopwatch
 
 SMALL = measure.Settings(
     (256, 512, 1024), rounds=4, n_heads=4, n_kv_heads=1, parity_cases=6, parity_ctx=260, parity_long=0

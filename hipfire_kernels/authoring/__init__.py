@@ -1,0 +1,1 @@
+"""Declare and render: what a kernel family is made of, and its source."""

@@ -1,0 +1,163 @@
+"""Declaration and template to HIP source. Needs no compiler.
+
+The source stands alone: dialect, shared headers and body in one text, which is what the cache digests and what an
+evidence record names.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from types import SimpleNamespace
+
+import jinja2
+
+from hipfire_kernels import layout
+from hipfire_kernels.archs import WAVE, Arch, arch
+from hipfire_kernels.authoring.family import C_TYPES, Arg, Scalar, Tensor, Variant
+from hipfire_kernels.errors import RenderError
+
+_DIALECT_PARTS = {
+    "amd": ("dialect_amd.h", "wave.h"),
+    "nvidia": ("dialect_nvidia.h", "wave.h"),
+    "nvidia_arena": ("dialect_nvidia.h", "shared_arena.h", "wave.h"),
+    "host": ("dialect_host.h",),
+}
+"""What a dialect is made of. `wave.h` builds the wave reductions from a lane exchange; the host has none. A kernel with
+more LDS than the arch lets one declare has it in an arena."""
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("hipfire_kernels.templates", package_path=""),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        auto_reload=True,
+    )
+
+
+def render(variant: Variant, arch_name: str = "gfx1100") -> str:
+    """The HIP C++ source of a variant for an arch.
+
+    Raises:
+        RenderError: LDS or workgroup over the arch's limit (by how much), or a name the template does not get.
+        InputError: the arch is unknown.
+    """
+    target = arch(arch_name)
+    _check_limits(variant, target)
+    body = "".join(_render_parts(variant, target))
+    return _banner(variant, target, body) + body
+
+
+def source_digest(source: str) -> str:
+    """SHA-256 of a rendered source, in hex. Evidence and artifacts are bound to it."""
+    return hashlib.sha256(source.encode()).hexdigest()
+
+
+def _render_parts(variant: Variant, target: Arch) -> list[str]:
+    env = _environment()
+    context = _context(variant, target)
+    arena = "_arena" if target.arena_bytes(variant.lds_bytes(target.name)) else ""
+    names = [*_DIALECT_PARTS[target.dialect + arena], variant.family.template]
+    if target.dialect == "host":
+        names.append("host_entry.h.j2")
+    try:
+        return [env.get_template(name).render(context) for name in names]
+    except jinja2.UndefinedError as error:
+        raise RenderError(
+            f"{variant.family.template}: {error.message}. A template sees the parameters of its declaration "
+            f"({', '.join(variant.family.params)}) and the constants of layout.py"
+        ) from error
+    except jinja2.TemplateNotFound as error:
+        raise RenderError(f"{variant.family.template}: there is no template {error.name!r}") from error
+    except jinja2.TemplateSyntaxError as error:
+        raise RenderError(f"{error.filename or error.name}:{error.lineno}: {error.message}") from error
+
+
+def _context(variant: Variant, target: Arch) -> dict[str, object]:
+    """All a template can name: parameters, what the declaration derives from them, layout constants."""
+    context: dict[str, object] = {
+        "WAVE": WAVE,
+        "TILE": layout.TILE,
+        "Q8_BLOCK": layout.Q8_BLOCK,
+        "Q8_BYTES": layout.Q8_BYTES,
+        "RECORD_HEAD": layout.RECORD_HEAD,
+        "SPLIT_KEYS": layout.SPLIT_KEYS,
+        "MAX_SPLITS": layout.MAX_SPLITS,
+        "SLAB_PITCH": layout.SLAB_PITCH,
+        "entry": variant.entry,
+        "block": variant.threads(target.name),
+        "lds_bytes": variant.lds_bytes(target.name),
+        "signature": _signature(variant, target),
+        "dialect": target.dialect,
+        "lds": SimpleNamespace(**_lds_declarations(variant, target)),
+        "matrix": f"matrix_{target.dialect}.h",
+        "args": [_c_type(arg) for arg in variant.args],
+        **dict(variant.params),
+    }
+    if "head_dim" in context:
+        context["dims_per_lane"] = variant.head_dim // WAVE
+    return context
+
+
+def _c_type(arg: Arg) -> str:
+    if isinstance(arg, Scalar):
+        return C_TYPES[arg.dtype]
+    return f"{'' if arg.writes else 'const '}{C_TYPES[arg.dtype]}*"
+
+
+def _signature(variant: Variant, target: Arch) -> str:
+    """The kernel's C signature, a tensor a line with its shape as comment."""
+    lines: list[str] = []
+    scalars: list[str] = []
+    args = variant.args
+    for arg in args:
+        if isinstance(arg, Tensor):
+            shape = "".join(f"[{extent}]" for extent in arg.shape)
+            lines.append(f"    {_c_type(arg)} __restrict__ {arg.name},  // {shape}")
+        else:
+            scalars.append(f"{_c_type(arg)} {arg.name}")
+    kinds = [isinstance(arg, Scalar) for arg in args]
+    if kinds != sorted(kinds) or not kinds[-1]:
+        raise RenderError(f"{variant.name}: an argument list is its tensors, then at least one scalar")
+    # A kernel that moves registers between its warpgroups must know how many it has: one block, all of them.
+    bounds = f"{variant.threads(target.name)}{', 1' if target.arena_bytes(variant.lds_bytes(target.name)) else ''}"
+    head = f'extern "C" __global__ __launch_bounds__({bounds}) void {variant.entry}('
+    return "\n".join([head, *lines, f"    {', '.join(scalars)})"])
+
+
+def _lds_declarations(variant: Variant, target: Arch) -> dict[str, str]:
+    declarations: dict[str, str] = {}
+    offset = 0
+    for region in variant.lds(target.name):
+        declarations[region.name] = f"SHARED({region.ctype}, {region.name}, {region.count}, {offset});"
+        offset += region.nbytes
+    return declarations
+
+
+def _check_limits(variant: Variant, target: Arch) -> None:
+    needed = variant.lds_bytes(target.name)
+    over = needed - target.lds_bytes
+    if over > 0:
+        raise RenderError(
+            f"{variant.name} needs {needed} bytes of LDS, {over} more than the {target.lds_bytes} "
+            f"one workgroup has on {target.name}; choose a smaller tile or fewer rows"
+        )
+    threads = variant.threads(target.name)
+    if threads % WAVE or threads > target.max_workgroup:
+        raise RenderError(
+            f"{variant.name} declares {threads} threads a block; required: a multiple of {WAVE} up to "
+            f"{target.max_workgroup} on {target.name}"
+        )
+
+
+def _banner(variant: Variant, target: Arch, body: str) -> str:
+    parameters = ", ".join(f"{name}={value}" for name, value in variant.params)
+    return (
+        f"// {variant.name}: {variant.family.name}({parameters}) for {target.name}\n"
+        f"// One block owns {variant.family.doc}.\n"
+        f"// body sha256 {source_digest(body)[:16]}\n\n"
+    )

@@ -1,0 +1,1 @@
+"""Compile: toolchains, the artifact cache, what a kernel takes from the machine."""

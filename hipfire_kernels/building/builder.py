@@ -1,0 +1,136 @@
+"""Variant to artifact: render, look in the cache, else compile and read what the kernel takes."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Protocol
+
+from hipfire_kernels.archs import Arch
+from hipfire_kernels.archs import arch as lookup
+from hipfire_kernels.building.cache import ArtifactCache, Entry, artifact_key, default_cache
+from hipfire_kernels.building.cubin import read_cubin
+from hipfire_kernels.building.resources import FIELDS, Resources, read_resources
+from hipfire_kernels.building.toolchains import Toolchain
+from hipfire_kernels.building.toolchains.registry import choose
+
+
+class Buildable(Protocol):
+    """What `build` asks of a kernel. `family.Variant` is one."""
+
+    @property
+    def entry(self) -> str:
+        """The kernel's symbol."""
+
+    def lds_bytes(self, arch: str) -> int:
+        """LDS of one workgroup on an arch, in bytes."""
+
+    def threads(self, arch: str) -> int:
+        """Threads of a workgroup on an arch."""
+
+    def source(self, arch: str) -> str:
+        """The rendered source."""
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A compiled kernel.
+
+    Attributes:
+        code: code object for a GPU arch, shared object for the host.
+        resources: what it takes from the machine.
+        log: the compiler's warnings.
+        key: its key in the artifact cache.
+        cached: whether it was found there rather than compiled by this call.
+        arch: exact arch name.
+        toolchain: the toolchain's name.
+        compiler: the toolchain's identity: full version and what else changes its output.
+        entry: the kernel's symbol.
+        source: the source it was compiled from.
+    """
+
+    code: bytes
+    resources: Resources
+    log: str
+    key: str
+    cached: bool
+    arch: str
+    toolchain: str
+    compiler: str
+    entry: str
+    source: str
+
+
+def build(
+    variant: Buildable,
+    arch: str = "gfx1100",
+    toolchain: str | Toolchain | None = None,
+    cache: ArtifactCache | None = None,
+) -> Artifact:
+    """Compile a variant for an arch, or find it compiled.
+
+    Args:
+        variant: the kernel.
+        arch: exact arch name.
+        toolchain: one, or its name; by default the first that works here.
+        cache: where to look and keep; by default the user's.
+
+    Raises:
+        InputError: the arch is unknown, or the toolchain does not build for it.
+        RenderError: the kernel does not fit the arch.
+        ToolchainUnavailable: no compiler can work here.
+        CompileError: the compiler refused the source.
+    """
+    target = lookup(arch)
+    source = variant.source(target.name)
+    compiler = choose(target, toolchain)
+    identity = compiler.identity(target)
+    # The arch's whole row and the fields of the report: both shape the resources that an entry holds.
+    key = artifact_key(
+        source,
+        variant.entry,
+        repr(target),
+        compiler.name,
+        identity,
+        list(compiler.options(target)),
+        list(FIELDS),
+    )
+    store = default_cache() if cache is None else cache
+    make = functools.partial(_compile, variant, target, compiler, identity, source, key)
+    entry, cached = store.get_or_build(key, target.name, make)
+    return Artifact(
+        code=entry.code,
+        resources=Resources.from_dict(entry.resources),
+        log=entry.log,
+        key=key,
+        cached=cached,
+        arch=target.name,
+        toolchain=entry.toolchain,
+        compiler=entry.compiler,
+        entry=variant.entry,
+        source=source,
+    )
+
+
+def _compile(variant: Buildable, arch: Arch, compiler: Toolchain, identity: str, source: str, key: str) -> Entry:
+    compiled = compiler.compile(source, arch)
+    if arch.dialect == "amd":
+        resources = read_resources(compiled.code, arch, variant.entry)
+    elif arch.dialect == "nvidia":
+        resources = read_cubin(
+            compiled.code, arch, variant.entry, variant.lds_bytes(arch.name), variant.threads(arch.name)
+        )
+    else:
+        resources = Resources(lds_bytes=variant.lds_bytes(arch.name))
+    return Entry(
+        key=key,
+        arch=arch.name,
+        entry=variant.entry,
+        toolchain=compiler.name,
+        compiler=identity,
+        resources=dict(resources.as_dict()),
+        log=compiled.log,
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        code=compiled.code,
+    )

@@ -1,0 +1,76 @@
+"""Run a compiler: bounded in time, never left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hipfire_kernels.errors import CompileError
+
+LIMIT_S = 120.0
+"""Wall limit of one compiler run. The longest honest one (ziglang building its runtime) takes seconds."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a program ended.
+
+    Attributes:
+        failure: None for exit status 0, else what happened, in words.
+        out: its standard output.
+        err: its standard error.
+    """
+
+    failure: str | None
+    out: str
+    err: str
+
+
+def run(argv: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> Finished:
+    """Run a program to its end or for `LIMIT_S`. Failure is an answer, not an exception."""
+    try:
+        # A session of its own, so that a driver's children can be ended with it.
+        process = subprocess.Popen(
+            argv, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, errors="replace", start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        return Finished(f"it could not be started ({error})", "", "")
+    with process:
+        try:
+            out, err = process.communicate(timeout=LIMIT_S)
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGKILL)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            out, err = process.communicate()
+            return Finished(f"it was ended after {LIMIT_S:.0f} s", out, err)
+    return Finished(_failure(process.returncode), out, err)
+
+
+def refusal(who: str, arch: str, finished: Finished, source: str) -> CompileError:
+    """The error for a compiler that failed: the first line that says why, with the whole text in `.log`."""
+    lines = [line for line in finished.err.splitlines() if line.strip()]
+    errors = [line for line in lines if "error:" in line]
+    said = errors[0] if errors else lines[-1] if lines else f"{finished.failure}, without a word"
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    return CompileError(
+        f"{who} did not compile the source for {arch}: {said}{more}; {finished.failure}; whole text in .log",
+        log=finished.err,
+        source=source,
+    )
+
+
+def _failure(status: int) -> str | None:
+    if status == 0:
+        return None
+    if status > 0:
+        return f"exit status {status}"
+    try:
+        return f"ended by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"ended by signal {-status}"

@@ -1,0 +1,1 @@
+"""Hold a kernel against the float64 oracle."""

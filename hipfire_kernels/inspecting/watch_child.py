@@ -1,0 +1,90 @@
+"""Parity of an edited kernel in a process of its own: one that crashes or hangs is a failure, not the end of all."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from hipfire_kernels import families
+from hipfire_kernels.authoring.family import Variant
+from hipfire_kernels.building.builder import Artifact
+from hipfire_kernels.checking.parity import Case, Result
+from hipfire_kernels.errors import DeviceError, HipfireError
+from hipfire_kernels.inspecting import compare
+from hipfire_kernels.running import binding
+from hipfire_kernels.running.devices.host import HostDevice
+
+LIMIT_S = 20.0
+"""Seconds that a case may take. It takes a tenth of one."""
+
+
+class Checker:
+    """A process that runs parity cases on the host; replaced when it was lost. One caller at a time."""
+
+    def __init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
+        spawning = multiprocessing.get_context("spawn")  # a fork would have the threads of this process half
+        self._pipe, theirs = spawning.Pipe()
+        self._process = spawning.Process(target=_serve, args=(theirs,), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def run(self, variant: Variant, artifact: Artifact, cases: Sequence[Case]) -> list[Result]:
+        """`parity.check` on each case, with this artifact.
+
+        Raises:
+            DeviceError: the kernel crashes or hangs, with the case; or a launch failed.
+        """
+        self._pipe.send((variant.entry, artifact, cases))
+        results = []
+        for case in cases:
+            found = self._answer()
+            if isinstance(found, str):
+                raise DeviceError(f"{found}: {case.describe()}")
+            results.append(Result(variant, case, *found))
+        return results
+
+    def _answer(self) -> Any:
+        """Error, limit and fault of a case, or what went wrong."""
+        if not self._pipe.poll(LIMIT_S):
+            self._replace()
+            return f"hangs, no answer within {LIMIT_S:g} s"
+        try:
+            return self._pipe.recv()
+        except EOFError:
+            self._process.join()
+            code = self._process.exitcode or 0
+            self._replace()
+            return f"crashes, {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
+
+    def _replace(self) -> None:
+        self._process.kill()
+        self._process.join()
+        self._pipe.close()
+        self._start()
+
+
+def _serve(pipe: Connection) -> None:
+    """Answer until the other end is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    device = HostDevice()
+    variants = {v.entry: v for family in families().values() for v in family.variants()}
+    while True:
+        try:
+            entry, artifact, cases = pipe.recv()
+        except EOFError:
+            return
+        binding.kernel.cache_clear()  # what is launched beside the kernel may share what was edited
+        one = compare.Build(variants[entry], artifact)
+        for case in cases:
+            try:
+                (result,) = compare.parity(one, [case], device)
+                pipe.send((result.error, result.limit, result.fault))
+            except HipfireError as error:
+                pipe.send(str(error))
+                break

@@ -1,0 +1,52 @@
+"""Arguments, limits and choices that declarations of several files share."""
+
+from __future__ import annotations
+
+from hipfire_kernels.authoring.family import Scalar, Tensor, Tolerance, Variant
+from hipfire_kernels.layout import MAX_SPLITS, Q8_BLOCK, Q8_BYTES, RECORD_HEAD
+
+HEAD_DIMS = tuple(range(Q8_BLOCK, 257, Q8_BLOCK))
+EXACT_F32 = Tolerance(worst_row=1e-5)
+
+
+def query(v: Variant) -> Tensor:
+    return Tensor("q", "f32", ("rows", "n_heads", v.head_dim))
+
+
+def q8_cache(name: str, v: Variant) -> Tensor:
+    return Tensor(name, "u8", ("capacity", "n_kv_heads", v.head_dim // Q8_BLOCK, Q8_BYTES))
+
+
+def partials(v: Variant, *, writes: bool, records: str = "max_tiles") -> Tensor:
+    return Tensor("partials", "f32", ("batch_rows", "n_heads", records, RECORD_HEAD + v.head_dim), writes)
+
+
+def output(v: Variant) -> Tensor:
+    return Tensor("out", "f32", ("rows", "n_heads", v.head_dim), writes=True)
+
+
+POSITIONS = Tensor("positions", "i32", ("rows",))
+TREE_BIAS = Tensor("tree_bias", "f32", ("rows", "block_cols"))
+
+
+def ints(*names: str) -> tuple[Scalar, ...]:
+    return tuple(Scalar(name, "i32") for name in names)
+
+
+F16_MAX = 65504.0
+"""The largest f16."""
+
+WIDE = 16
+"""Bytes that the matrix kernels load and store at once."""
+
+MATRIX_ROWS = 16
+"""Query rows, or (row, head) pairs of a KV head, that one wave on matrix units takes: the rows of a fragment."""
+
+
+SPLIT_SHARES = (1 / 4, 1 / 2, 3 / 4, 3 / 2, 2)
+"""Of the default number of splits: what else is worth timing. Fewer leave less to merge, more are more evenly long."""
+
+
+def splits_worth_timing(default: int) -> tuple[int, ...]:
+    others = (min(MAX_SPLITS, max(1, round(share * default))) for share in SPLIT_SHARES)
+    return tuple(dict.fromkeys((default, *others)))

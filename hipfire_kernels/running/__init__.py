@@ -1,0 +1,1 @@
+"""Load and launch: devices, bound arguments, the launches of an attention call, timing."""

@@ -1,0 +1,91 @@
+"""Device memory and the arrays over it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hipfire_kernels.errors import DeviceError, InputError
+from hipfire_kernels.running.devices import View, dlpack, dtype_name
+
+if TYPE_CHECKING:
+    from hipfire_kernels.running.devices.gpu import GpuDevice
+
+
+class Buffer:
+    """Device memory, freed when nothing refers to it any more, or by `free`."""
+
+    def __init__(self, device: GpuDevice, nbytes: int) -> None:
+        self.device, self.nbytes = device, nbytes
+        device.driver.activate(device.index)
+        self.pointer = device.driver.malloc(max(1, nbytes))
+
+    def free(self) -> None:
+        """Give the memory back now. Arrays over it are refused from here on."""
+        if self.pointer:
+            pointer, self.pointer = self.pointer, 0
+            self.device.driver.activate(self.device.index)
+            self.device.driver.free(pointer)
+
+    def __del__(self) -> None:
+        if getattr(self, "pointer", 0) and not sys.is_finalizing():
+            with contextlib.suppress(DeviceError):  # the context may be gone or poisoned; its owner has been told
+                self.free()
+
+
+class DeviceArray:
+    """A C-contiguous array in device memory. Speaks `__cuda_array_interface__` and DLPack; `device.to_host` reads it.
+
+    Attributes:
+        view: what a launch needs to know of it; the same object as long as the array lives.
+    """
+
+    def __init__(self, buffer: Buffer, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self.buffer, self.offset, self.shape, self.dtype = buffer, offset, shape, dtype
+        self.view = View(buffer.pointer + offset, shape, dtype_name(dtype), True)
+
+    def __repr__(self) -> str:
+        return f"<DeviceArray {self.dtype}{list(self.shape)} on {self.buffer.device.name}>"
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def pointer(self) -> int:
+        """Device address. InputError once the buffer has been freed."""
+        if not self.buffer.pointer:
+            raise InputError(f"{self!r} has been freed")
+        return self.buffer.pointer + self.offset
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "version": 3,
+            "data": (self.pointer, False),
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "strides": None,
+            "stream": None,
+        }
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        device = self.buffer.device
+        return (device.driver.dlpack_device, device.index)
+
+    def __dlpack__(self, *, stream: int | None = None, **_: Any) -> Any:
+        """A capsule. The consumer's stream is made to wait for what the device's own stream has queued."""
+        device = self.buffer.device
+        if stream not in (None, -1):
+            device.order_after(device.default_stream, device.stream_handle(stream))
+        return dlpack.export(self, self.pointer, self.shape, self.dtype, self.__dlpack_device__())
