@@ -18,8 +18,8 @@ from hipfire_kernels.bench import pinned
 from hipfire_kernels.bench.kernels import Shape, random_cache
 from hipfire_kernels.errors import HipfireError
 from hipfire_kernels.running.attention import check_verify, verify_plan
-from hipfire_kernels.running.devices import Device
 from hipfire_kernels.running.devices import device as open_device
+from hipfire_kernels.running.devices.protocol import Device
 from hipfire_kernels.running.timing import timer
 
 Found = dict[str, Any]

@@ -32,9 +32,9 @@ from hipfire_kernels.checking.parity import Case, check, grid, inputs, run_atten
 from hipfire_kernels.dispatch import AttendRequest, plan
 from hipfire_kernels.errors import DeviceError
 from hipfire_kernels.running.attention import check_verify, verify_plan
-from hipfire_kernels.running.devices import Device
 from hipfire_kernels.running.devices import device as open_device
 from hipfire_kernels.running.devices.gpu import GpuDevice
+from hipfire_kernels.running.devices.protocol import Device
 from hipfire_kernels.testing import VariantSubject, campaign, variant_of
 from hipfire_kernels.testing import check as check_case
 from hipfire_kernels.testing.axes import generate

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hipfire_kernels.errors import InputError
-from hipfire_kernels.running.devices import Device
+from hipfire_kernels.running.devices.protocol import Device
 
 SHOWN = ("HIPFIRE_", "CUDA_", "HIP_", "ROCR_", "HSA_", "GPU_", "OMP_", "OPENBLAS_", "MKL_")
 """Prefixes of the variables that a document shows; of all others it holds a digest alone."""

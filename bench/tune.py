@@ -35,8 +35,8 @@ from hipfire_kernels.dispatch.tuning import ANY, Choice, Gain, Key, Tuning
 from hipfire_kernels.errors import CompileError, DeviceError, HipfireError, InputError, RenderError
 from hipfire_kernels.kernels import families
 from hipfire_kernels.running.attention import PARTIALS_ROWS, check_verify, reducer, rows_at_once, verify_plan
-from hipfire_kernels.running.devices import Device
 from hipfire_kernels.running.devices.gpu import GpuDevice
+from hipfire_kernels.running.devices.protocol import Device
 from hipfire_kernels.running.draft import DraftWorkspace, draft_attend_rows
 
 ROUNDS = 18

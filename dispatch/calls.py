@@ -21,7 +21,7 @@ from hipfire_kernels.errors import InputError, NotAdmitted
 from hipfire_kernels.layout import covering
 from hipfire_kernels.running import devices as runtime
 from hipfire_kernels.running.attention import VerifyShape, check_heads, check_positions, check_verify, write_kv
-from hipfire_kernels.running.devices import Device
+from hipfire_kernels.running.devices.protocol import Device
 from hipfire_kernels.running.draft import DraftWorkspace, draft_attend_rows
 
 OnDecision = Callable[[Decision], None]

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from hipfire_kernels.dispatch import counters, policy
 from hipfire_kernels.errors import HipfireError, NotAdmitted
-from hipfire_kernels.running.devices import Device
+from hipfire_kernels.running.devices.protocol import Device
 
 _log = logging.getLogger(__name__)
 _logged: set[str] = set()

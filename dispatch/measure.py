@@ -23,8 +23,8 @@ from hipfire_kernels.errors import CompileError, DeviceError, RenderError
 from hipfire_kernels.layout import TILE, kv_cache_shape
 from hipfire_kernels.q8_0 import random_q8_0
 from hipfire_kernels.running.attention import check_verify, verify_plan
-from hipfire_kernels.running.devices import DTYPES, Device
 from hipfire_kernels.running.devices.gpu import GpuDevice
+from hipfire_kernels.running.devices.protocol import DTYPES, Device
 from hipfire_kernels.running.draft import DraftWorkspace, draft_launches
 from hipfire_kernels.running.timing import Timer, ratio, timer
 

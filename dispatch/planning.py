@@ -26,7 +26,7 @@ from hipfire_kernels.running.attention import (
     rows_at_once,
     verify_plan,
 )
-from hipfire_kernels.running.devices import Device
+from hipfire_kernels.running.devices.protocol import Device
 
 
 def plan(request: AttendRequest, device: Device, *, capacity: int | None = None, route: str = "auto") -> Plan:

@@ -31,7 +31,7 @@ from hipfire_kernels.dispatch.routes import ROUTES, Route, routes_of
 from hipfire_kernels.dispatch.routes import route as route_named
 from hipfire_kernels.errors import DeviceError, InputError
 from hipfire_kernels.running.attention import check_heads, reducer
-from hipfire_kernels.running.devices import Device
+from hipfire_kernels.running.devices.protocol import Device
 
 HEAD_DIMS = (128, 256)
 

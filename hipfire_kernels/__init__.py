@@ -35,14 +35,15 @@ if TYPE_CHECKING:
     from hipfire_kernels.building.builder import Artifact, build
     from hipfire_kernels.dispatch import attend, draft_attend, kv_write, plan
     from hipfire_kernels.running.binding import launch
-    from hipfire_kernels.running.devices import Device, device, devices
+    from hipfire_kernels.running.devices import device, devices
+    from hipfire_kernels.running.devices.protocol import Device
 
 __version__ = "0.1.0"
 
 _LATE = {
     "Artifact": "building.builder",
     "build": "building.builder",
-    "Device": "running.devices",
+    "Device": "running.devices.protocol",
     "device": "running.devices",
     "devices": "running.devices",
     "launch": "running.binding",

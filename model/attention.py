@@ -18,8 +18,8 @@ from numpy.typing import DTypeLike, NDArray
 from hipfire_kernels.errors import InputError
 from hipfire_kernels.layout import Q8_BLOCK, kv_cache_shape
 from hipfire_kernels.model.layers import BLOCK_ROWS, Array
-from hipfire_kernels.running.devices import Device
 from hipfire_kernels.running.devices import device as open_device
+from hipfire_kernels.running.devices.protocol import Device
 
 if TYPE_CHECKING:
     from hipfire_kernels.dispatch import AttendRequest, Decision, Plan

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hipfire_kernels.running.devices import Device, device
+from hipfire_kernels.running.devices import device
+from hipfire_kernels.running.devices.protocol import Device
 
 
 @pytest.fixture(scope="session", autouse=True)

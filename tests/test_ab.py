@@ -22,7 +22,7 @@ from hipfire_kernels.cli import app
 from hipfire_kernels.dispatch import evidence
 from hipfire_kernels.errors import CheckpointError, DeviceError, HipfireError, InputError
 from hipfire_kernels.model import demo_pair_path
-from hipfire_kernels.running.devices import Device
+from hipfire_kernels.running.devices.protocol import Device
 
 SMALL = Shape(256, 8, 128, 2, 1)
 

@@ -16,8 +16,8 @@ from hipfire_kernels.building.builder import Artifact, build
 from hipfire_kernels.checking.parity import Case
 from hipfire_kernels.errors import InputError
 from hipfire_kernels.inspecting import compare, outline, revision
-from hipfire_kernels.running.devices import Device
 from hipfire_kernels.running.devices.host import HostDevice
+from hipfire_kernels.running.devices.protocol import Device
 
 ROWS8 = families()["attention_flash_q8_0_rows"].variant(rows=8, head_dim=128)
 TILE = families()["attention_flash_q8_0_tile_batched"].variant(head_dim=128, mask="causal")

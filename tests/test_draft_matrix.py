@@ -20,8 +20,8 @@ from hipfire_kernels.checking.parity import Case, check
 from hipfire_kernels.checking.reference import draft_attend as reference_attend
 from hipfire_kernels.dispatch import AttendRequest, admit, evidence
 from hipfire_kernels.dispatch.record import SCHEMA, Crossover, load
-from hipfire_kernels.running.devices import Device
 from hipfire_kernels.running.devices.host import HostDevice
+from hipfire_kernels.running.devices.protocol import Device
 from hipfire_kernels.running.draft import DraftWorkspace, draft_attend_rows
 
 Array = npt.NDArray[np.float64]

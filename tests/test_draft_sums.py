@@ -7,7 +7,7 @@ import pytest
 
 from hipfire_kernels import families
 from hipfire_kernels.running.binding import launch
-from hipfire_kernels.running.devices import Device
+from hipfire_kernels.running.devices.protocol import Device
 
 
 @pytest.mark.parametrize("sliding", [False, True])

@@ -23,7 +23,7 @@ from hipfire_kernels.dispatch import AttendRequest, Decision, admit, evidence, p
 from hipfire_kernels.dispatch.record import dump, load
 from hipfire_kernels.errors import InputError
 from hipfire_kernels.q8_0 import random_q8_0
-from hipfire_kernels.running.devices import Device
+from hipfire_kernels.running.devices.protocol import Device
 
 TESTS = Path(__file__).parent
 ROWS8, TILE, REDUCE = (f"attention_flash_{name}_d8" for name in ("q8_0_rows8", "q8_0_tile_batched", "reduce_batched"))

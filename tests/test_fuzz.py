@@ -16,7 +16,7 @@ from hipfire_kernels import InputError, families
 from hipfire_kernels.authoring.family import KernelFamily, Variant
 from hipfire_kernels.checking import reference
 from hipfire_kernels.errors import DeviceError
-from hipfire_kernels.running.devices import Device
+from hipfire_kernels.running.devices.protocol import Device
 from hipfire_kernels.testing import (
     AXES,
     INVARIANTS,

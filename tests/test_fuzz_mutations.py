@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fuzz_lab import hfk, variant_name
 
-from hipfire_kernels.running.devices import Device
+from hipfire_kernels.running.devices.protocol import Device
 from hipfire_kernels.testing import VariantSubject, check, read_cases, variant_of
 
 # A fault, and what the shrunk case still needs to show it: what the fault is about.

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from fuzz_lab import hfk
 
-from hipfire_kernels.running.devices import Device
+from hipfire_kernels.running.devices.protocol import Device
 
 ENGINE = """
 import dataclasses

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hipfire_kernels import families
 from hipfire_kernels.q8_0 import dequantize_q8_0
 from hipfire_kernels.running.attention import VerifyShape
-from hipfire_kernels.running.devices import Device
+from hipfire_kernels.running.devices.protocol import Device
 from hipfire_kernels.testing import AXES, Arrangement, FuzzCase, Request, assert_parity, case_from, strategies
 
 TILE = families()["attention_flash_q8_0_tile_batched"]

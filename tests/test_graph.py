@@ -12,7 +12,7 @@ import pytest
 
 from hipfire_kernels.dispatch import VerifyGraph, counters, graph, policy
 from hipfire_kernels.errors import DeviceError, InputError, NotAdmitted
-from hipfire_kernels.running.devices import Device
+from hipfire_kernels.running.devices.protocol import Device
 
 
 class Card:

@@ -6,7 +6,7 @@ import pytest
 
 from hipfire_kernels import build, families
 from hipfire_kernels.archs import arch
-from hipfire_kernels.authoring.family import Tensor
+from hipfire_kernels.authoring.args import Tensor
 from hipfire_kernels.building.resources import read_args
 from hipfire_kernels.building.toolchains.clang import ClangToolchain
 from hipfire_kernels.building.toolchains.hiprtc import HiprtcToolchain

@@ -17,12 +17,14 @@ import pytest
 
 from hipfire_kernels import build
 from hipfire_kernels.authoring import render
-from hipfire_kernels.authoring.family import KernelFamily, Lds, Scalar, Tensor, Tolerance, Variant
+from hipfire_kernels.authoring.args import Lds, Scalar, Tensor
+from hipfire_kernels.authoring.family import KernelFamily, Tolerance, Variant
 from hipfire_kernels.errors import DeadlockError, DeviceError, InputError, RenderError
 from hipfire_kernels.running.binding import launch
-from hipfire_kernels.running.devices import Device, KernelArgs, Launch, arena, device
+from hipfire_kernels.running.devices import arena, device
 from hipfire_kernels.running.devices import host as host_runtime
 from hipfire_kernels.running.devices.host import HostDevice
+from hipfire_kernels.running.devices.protocol import Device, KernelArgs, Launch
 
 
 def probe(monkeypatch: pytest.MonkeyPatch, body: str, *, block: int = 64, lds: int = 64) -> Variant:

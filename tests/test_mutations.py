@@ -10,7 +10,7 @@ import pytest
 from mutants import MUTANTS, Mutant, survives
 
 from hipfire_kernels import families
-from hipfire_kernels.running.devices import Device
+from hipfire_kernels.running.devices.protocol import Device
 
 CAUGHT, CRASHED = 1, range(-64, 0)
 

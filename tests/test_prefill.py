@@ -18,8 +18,8 @@ from hipfire_kernels.checking.reference import attend as reference_attend
 from hipfire_kernels.dispatch import AttendRequest, admit, evidence
 from hipfire_kernels.dispatch.record import SCHEMA, Crossover, load
 from hipfire_kernels.running.attention import check_verify, verify_plan
-from hipfire_kernels.running.devices import Device
 from hipfire_kernels.running.devices.host import HostDevice
+from hipfire_kernels.running.devices.protocol import Device
 
 FAMILY = hk.families()["attention_q8_0_flash_prefill_wmma"]
 VARIANTS = tuple(FAMILY.variants())

@@ -22,7 +22,8 @@ from hipfire_kernels.dispatch.measure import Settings
 from hipfire_kernels.dispatch.record import Crossover, Evidence, Speed
 from hipfire_kernels.errors import DeviceError, InputError
 from hipfire_kernels.running import devices as runtime
-from hipfire_kernels.running.devices import Device, device
+from hipfire_kernels.running.devices import device
+from hipfire_kernels.running.devices.protocol import Device
 from hipfire_kernels.running.timing import HostTimer, Times
 
 TINY = Settings((128, 256), rounds=4, n_heads=2, n_kv_heads=1, parity_cases=8, parity_ctx=260, parity_long=0)

@@ -23,7 +23,8 @@ def test_the_python_examples_run() -> None:
 
 def test_the_declaration_example_is_legal() -> None:
     from hipfire_kernels.archs import arch
-    from hipfire_kernels.authoring.family import KernelFamily, Scalar, Tensor, Tolerance
+    from hipfire_kernels.authoring.args import Scalar, Tensor
+    from hipfire_kernels.authoring.family import KernelFamily, Tolerance
     from hipfire_kernels.authoring.render import _signature
 
     scope: dict[str, object] = {c.__name__: c for c in (KernelFamily, Scalar, Tensor, Tolerance)}

@@ -8,10 +8,11 @@ import dataclasses
 import pytest
 
 from hipfire_kernels import build, families
-from hipfire_kernels.authoring.family import Tensor, Variant
+from hipfire_kernels.authoring.args import Tensor
+from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.building.resources import read_args
 from hipfire_kernels.running.binding import _CTYPES
-from hipfire_kernels.running.devices import DTYPES
+from hipfire_kernels.running.devices.protocol import DTYPES
 
 VARIANTS = [next(family.variants()) for family in families().values()]
 VARIANTS += [

@@ -15,16 +15,19 @@ import pytest
 import hipfire_kernels as hk
 
 ROOT = Path(__file__).parent.parent
-LAYERS = {"core": 0, "dispatch": 1, "model": 2, "cli": 3}
+LAYERS = {"core": 0, "dispatch": 1, "model": 2, "bench": 3, "cli": 4}
 
 
 def layer(module: str) -> str:
     parts = module.split(".")
-    return parts[1] if len(parts) > 1 and parts[1] in ("dispatch", "model", "cli") else "core"
+    return parts[1] if len(parts) > 1 and parts[1] in LAYERS else "core"
+
+
+FOLDERS = {"hipfire_kernels": "", "dispatch": ".dispatch", "model": ".model", "bench": ".bench"}
 
 
 def modules() -> Iterator[tuple[str, Path]]:
-    for folder, package in [("hipfire_kernels", ""), ("dispatch", ".dispatch"), ("model", ".model")]:
+    for folder, package in FOLDERS.items():
         for path in sorted((ROOT / folder).rglob("*.py")):
             name = ".".join(path.relative_to(ROOT / folder).with_suffix("").parts)
             yield f"hipfire_kernels{package}.{name}".removesuffix(".__init__"), path
@@ -49,6 +52,49 @@ def test_imports_point_one_way() -> None:
         for name in imported(module, path):
             if name.startswith("hipfire_kernels"):
                 assert LAYERS[layer(name)] <= LAYERS[layer(module)], f"{module} imports {name}"
+
+
+def circles(imports: dict[str, set[str]]) -> list[list[str]]:
+    """Modules that import each other, by whatever detour: strongly connected components of two and more."""
+
+    def reached(start: str) -> set[str]:
+        found: set[str] = set()
+        ahead = [start]
+        while ahead:
+            for name in imports[ahead.pop()] - found:
+                found.add(name)
+                ahead.append(name)
+        return found
+
+    reach = {name: reached(name) for name in imports}
+    rings = {tuple(sorted({name, *(b for b in reach[name] if name in reach[b])})) for name in imports}
+    return [list(ring) for ring in sorted(rings) if len(ring) > 1]
+
+
+def test_circles_are_seen() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+
+
+def test_no_import_circles() -> None:
+    """Imports at first use and those for type checkers count: a circle that is broken by them is still one."""
+    known = dict(modules())
+    imports: dict[str, set[str]] = {}
+    for module, path in known.items():
+        # The package's own __init__ lends names of rooms that are imported at first use: no edge of a module.
+        names = set() if module == "hipfire_kernels" else set(imported(module, path))
+        imports[module] = {n if n in known else n.rpartition(".")[0] for n in names} & set(known) - {module}
+    assert circles(imports) == []
+
+
+def test_the_root_holds_what_belongs_to_no_room() -> None:
+    assert len(list((ROOT / "hipfire_kernels").glob("*.py"))) <= 12
+
+
+def test_the_links_make_the_folders_one_package() -> None:
+    for name in ("bench", "dispatch", "model", "templates"):
+        link = ROOT / "hipfire_kernels" / name
+        assert link.is_symlink(), f"{link} is no link; git must check out symbolic links (core.symlinks)"
+        assert link.readlink() == Path("..") / name
 
 
 def test_importing_needs_numpy_and_jinja2_alone() -> None:

@@ -24,7 +24,7 @@ from hipfire_kernels.dispatch.tuning import ANY, Gain, Tuning
 from hipfire_kernels.errors import InputError
 from hipfire_kernels.layout import MAX_SPLITS, covering
 from hipfire_kernels.running.attention import VerifyShape, splits_of, verify_plan, workspace_shape
-from hipfire_kernels.running.devices import Device
+from hipfire_kernels.running.devices.protocol import Device
 from hipfire_kernels.running.draft import DraftWorkspace
 from hipfire_kernels.running.timing import HostTimer, Times
 

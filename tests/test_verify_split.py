@@ -27,8 +27,8 @@ from hipfire_kernels.layout import MAX_SPLITS, partials_shape, splits_for
 from hipfire_kernels.model.attention import Q8Attention
 from hipfire_kernels.running.attention import SplitPlan, VerifyShape, check_verify, verify_plan, workspace_shape
 from hipfire_kernels.running.binding import launch
-from hipfire_kernels.running.devices import Device, Launch
 from hipfire_kernels.running.devices.host import HostDevice
+from hipfire_kernels.running.devices.protocol import Device, Launch
 
 GQA, MMA = (families()[f"attention_verify_{name}_q8"] for name in ("gqa", "mma"))
 HELD = [v for v in GQA.variants() if v.group in (1, 6, 8)]

@@ -9,12 +9,13 @@ from __future__ import annotations
 import functools
 import hashlib
 from types import SimpleNamespace
+from typing import Any, Protocol
 
 import jinja2
 
 from hipfire_kernels import layout
 from hipfire_kernels.archs import WAVE, Arch, arch
-from hipfire_kernels.authoring.family import C_TYPES, Arg, Scalar, Tensor, Variant
+from hipfire_kernels.authoring.args import C_TYPES, Arg, Lds, Scalar, Tensor
 from hipfire_kernels.errors import RenderError
 
 _DIALECT_PARTS = {
@@ -25,6 +26,43 @@ _DIALECT_PARTS = {
 }
 """What a dialect is made of. `wave.h` builds the wave reductions from a lane exchange; the host has none. A kernel with
 more LDS than the arch lets one declare has it in an arena."""
+
+
+class Renderable(Protocol):
+    """What rendering asks of a kernel. `family.Variant` is one."""
+
+    @property
+    def name(self) -> str:
+        """Unique, readable."""
+
+    @property
+    def entry(self) -> str:
+        """The kernel's symbol."""
+
+    @property
+    def template(self) -> str:
+        """File name of the template."""
+
+    @property
+    def doc(self) -> str:
+        """What one block owns."""
+
+    @property
+    def params(self) -> tuple[tuple[str, Any], ...]:
+        """Parameters and their values."""
+
+    @property
+    def args(self) -> tuple[Arg, ...]:
+        """The argument list, in signature order."""
+
+    def lds(self, arch: str) -> tuple[Lds, ...]:
+        """The LDS arrays on an arch."""
+
+    def lds_bytes(self, arch: str) -> int:
+        """LDS of one block on an arch, in bytes."""
+
+    def threads(self, arch: str) -> int:
+        """Threads of one block on an arch."""
 
 
 @functools.cache
@@ -39,7 +77,7 @@ def _environment() -> jinja2.Environment:
     )
 
 
-def render(variant: Variant, arch_name: str = "gfx1100") -> str:
+def render(variant: Renderable, arch_name: str = "gfx1100") -> str:
     """The HIP C++ source of a variant for an arch.
 
     Raises:
@@ -57,29 +95,31 @@ def source_digest(source: str) -> str:
     return hashlib.sha256(source.encode()).hexdigest()
 
 
-def _render_parts(variant: Variant, target: Arch) -> list[str]:
+def _render_parts(variant: Renderable, target: Arch) -> list[str]:
     env = _environment()
     context = _context(variant, target)
     arena = "_arena" if target.arena_bytes(variant.lds_bytes(target.name)) else ""
-    names = [*_DIALECT_PARTS[target.dialect + arena], variant.family.template]
+    names = [*_DIALECT_PARTS[target.dialect + arena], variant.template]
     if target.dialect == "host":
         names.append("host_entry.h.j2")
     try:
         return [env.get_template(name).render(context) for name in names]
     except jinja2.UndefinedError as error:
         raise RenderError(
-            f"{variant.family.template}: {error.message}. A template sees the parameters of its declaration "
-            f"({', '.join(variant.family.params)}) and the constants of layout.py"
+            f"{variant.template}: {error.message}. A template sees the parameters of its declaration "
+            f"({', '.join(name for name, _ in variant.params)}) and the constants of layout.py"
         ) from error
     except jinja2.TemplateNotFound as error:
-        raise RenderError(f"{variant.family.template}: there is no template {error.name!r}") from error
+        raise RenderError(f"{variant.template}: there is no template {error.name!r}") from error
     except jinja2.TemplateSyntaxError as error:
         raise RenderError(f"{error.filename or error.name}:{error.lineno}: {error.message}") from error
 
 
-def _context(variant: Variant, target: Arch) -> dict[str, object]:
+def _context(variant: Renderable, target: Arch) -> dict[str, object]:
     """All a template can name: parameters, what the declaration derives from them, layout constants."""
-    context: dict[str, object] = {
+    params = dict(variant.params)
+    derived = {"dims_per_lane": params["head_dim"] // WAVE} if "head_dim" in params else {}
+    return {
         "WAVE": WAVE,
         "TILE": layout.TILE,
         "Q8_BLOCK": layout.Q8_BLOCK,
@@ -96,11 +136,9 @@ def _context(variant: Variant, target: Arch) -> dict[str, object]:
         "lds": SimpleNamespace(**_lds_declarations(variant, target)),
         "matrix": f"matrix_{target.dialect}.h",
         "args": [_c_type(arg) for arg in variant.args],
-        **dict(variant.params),
+        **derived,
+        **params,
     }
-    if "head_dim" in context:
-        context["dims_per_lane"] = variant.head_dim // WAVE
-    return context
 
 
 def _c_type(arg: Arg) -> str:
@@ -109,7 +147,7 @@ def _c_type(arg: Arg) -> str:
     return f"{'' if arg.writes else 'const '}{C_TYPES[arg.dtype]}*"
 
 
-def _signature(variant: Variant, target: Arch) -> str:
+def _signature(variant: Renderable, target: Arch) -> str:
     """The kernel's C signature, a tensor a line with its shape as comment."""
     lines: list[str] = []
     scalars: list[str] = []
@@ -129,7 +167,7 @@ def _signature(variant: Variant, target: Arch) -> str:
     return "\n".join([head, *lines, f"    {', '.join(scalars)})"])
 
 
-def _lds_declarations(variant: Variant, target: Arch) -> dict[str, str]:
+def _lds_declarations(variant: Renderable, target: Arch) -> dict[str, str]:
     declarations: dict[str, str] = {}
     offset = 0
     for region in variant.lds(target.name):
@@ -138,7 +176,7 @@ def _lds_declarations(variant: Variant, target: Arch) -> dict[str, str]:
     return declarations
 
 
-def _check_limits(variant: Variant, target: Arch) -> None:
+def _check_limits(variant: Renderable, target: Arch) -> None:
     needed = variant.lds_bytes(target.name)
     over = needed - target.lds_bytes
     if over > 0:
@@ -154,10 +192,10 @@ def _check_limits(variant: Variant, target: Arch) -> None:
         )
 
 
-def _banner(variant: Variant, target: Arch, body: str) -> str:
+def _banner(variant: Renderable, target: Arch, body: str) -> str:
     parameters = ", ".join(f"{name}={value}" for name, value in variant.params)
     return (
-        f"// {variant.name}: {variant.family.name}({parameters}) for {target.name}\n"
-        f"// One block owns {variant.family.doc}.\n"
+        f"// {variant.name}: {variant.template.removesuffix('.hip.j2')}({parameters}) for {target.name}\n"
+        f"// One block owns {variant.doc}.\n"
         f"// body sha256 {source_digest(body)[:16]}\n\n"
     )

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hipfire_kernels.authoring.family import KernelFamily, Lds, Scalar, Tensor, Tolerance
+from hipfire_kernels.authoring.args import Lds, Scalar, Tensor
+from hipfire_kernels.authoring.family import KernelFamily, Tolerance
 from hipfire_kernels.running.binding import launch
-from hipfire_kernels.running.devices import Device
+from hipfire_kernels.running.devices.protocol import Device
 
 Array = npt.NDArray[Any]
 

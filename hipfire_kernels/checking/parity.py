@@ -25,7 +25,7 @@ from hipfire_kernels.layout import Q8_BLOCK, TILE, kv_cache_shape, partials_shap
 from hipfire_kernels.q8_0 import quantize_q8_0
 from hipfire_kernels.running.attention import PARTIALS_ROWS, check_verify, verify_plan, workspace_shape
 from hipfire_kernels.running.binding import launch
-from hipfire_kernels.running.devices import Device
+from hipfire_kernels.running.devices.protocol import Device
 from hipfire_kernels.running.draft import DraftWorkspace, draft_attend_rows
 
 Array = npt.NDArray[Any]

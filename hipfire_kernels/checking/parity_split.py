@@ -13,7 +13,7 @@ import numpy.typing as npt
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.checking import reference
 from hipfire_kernels.checking.parity import Case, Guarded, Result, compare, expected, inputs, row_errors, run_attend
-from hipfire_kernels.running.devices import Device
+from hipfire_kernels.running.devices.protocol import Device
 
 Array = npt.NDArray[Any]
 

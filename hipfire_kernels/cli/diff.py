@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hipfire_kernels.inspecting.compare import Build
     from hipfire_kernels.inspecting.isa import Listing
     from hipfire_kernels.inspecting.revision import Pinned
-    from hipfire_kernels.running.devices import Device
+    from hipfire_kernels.running.devices.protocol import Device
     from hipfire_kernels.running.timing import Times
 
 _ROUNDS = 15

@@ -18,7 +18,7 @@ from hipfire_kernels.errors import DeviceError, InputError
 if TYPE_CHECKING:
     from hipfire_kernels.authoring.family import Variant
     from hipfire_kernels.checking.parity import Case
-    from hipfire_kernels.running.devices import Device
+    from hipfire_kernels.running.devices.protocol import Device
 
 _QUICK: dict[str, Any] = {"rows": (1, 5, 8, 17), "contexts": (1, 128, 255)}
 """The part of the grid for `--quick`: groups full, ragged, beyond one sub-batch; one tile, its edge, two."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hipfire_kernels.dispatch.measure import Settings
     from hipfire_kernels.dispatch.qualify import Journal, Result, Step
     from hipfire_kernels.dispatch.record import Evidence
-    from hipfire_kernels.running.devices import Device
+    from hipfire_kernels.running.devices.protocol import Device
 
 _INTERRUPTED = 130
 """Exit code of a process that SIGINT ended, as shells have it."""

@@ -17,7 +17,7 @@ from hipfire_kernels.building.builder import Artifact
 from hipfire_kernels.checking.parity import Case, Result, check, grid
 from hipfire_kernels.errors import InputError
 from hipfire_kernels.running.binding import kernel
-from hipfire_kernels.running.devices import Device, Launch
+from hipfire_kernels.running.devices.protocol import Device, Launch
 from hipfire_kernels.running.timing import Times, timer
 
 Launches = tuple[Launch, ...]

@@ -27,8 +27,8 @@ from hipfire_kernels.inspecting import compare, outline
 from hipfire_kernels.inspecting.revision import Pinned
 from hipfire_kernels.inspecting.watch_child import Checker
 from hipfire_kernels.running import binding
-from hipfire_kernels.running.devices import Device
 from hipfire_kernels.running.devices.host import HostDevice
+from hipfire_kernels.running.devices.protocol import Device
 from hipfire_kernels.running.timing import Times
 
 CASES: dict[str, Any] = {"rows": (17,), "contexts": (1, 390)}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hipfire_kernels.authoring.family import Scalar, Tensor, Tolerance, Variant
+from hipfire_kernels.authoring.args import Scalar, Tensor
+from hipfire_kernels.authoring.family import Tolerance, Variant
 from hipfire_kernels.layout import MAX_SPLITS, Q8_BLOCK, Q8_BYTES, RECORD_HEAD
 
 HEAD_DIMS = tuple(range(Q8_BLOCK, 257, Q8_BLOCK))

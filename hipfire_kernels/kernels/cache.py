@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hipfire_kernels.authoring.family import KernelFamily, Scalar, Tensor, Variant
+from hipfire_kernels.authoring.args import Scalar, Tensor
+from hipfire_kernels.authoring.family import KernelFamily, Variant
 from hipfire_kernels.kernels.arguments import EXACT_F32, POSITIONS, ints
 from hipfire_kernels.layout import Q8_BYTES
 

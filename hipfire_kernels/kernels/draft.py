@@ -6,7 +6,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from hipfire_kernels.archs import WAVE, Arch
-from hipfire_kernels.authoring.family import KernelFamily, Lds, Scalar, Site, Tensor, Tolerance, Variant
+from hipfire_kernels.authoring.args import Lds, Scalar, Tensor
+from hipfire_kernels.authoring.family import KernelFamily, Site, Tolerance, Variant
 from hipfire_kernels.kernels.arguments import (
     EXACT_F32,
     F16_MAX,

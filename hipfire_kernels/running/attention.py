@@ -29,7 +29,7 @@ from hipfire_kernels.layout import (
     tiles,
 )
 from hipfire_kernels.running.binding import BoundLaunch, bind, kernel, launch, prepare
-from hipfire_kernels.running.devices import Device, Launch, View
+from hipfire_kernels.running.devices.protocol import Device, Launch, View
 
 SPLIT_ROWS = 32
 """Query rows of a split kernel whose partials are held at once: 26 MB for 24 heads, 33 splits and 256 dims, whatever

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from hipfire_kernels.authoring.family import Scalar, Tensor, Variant
+from hipfire_kernels.authoring.args import Scalar, Tensor
+from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.building.builder import build
 from hipfire_kernels.errors import InputError
-from hipfire_kernels.running.devices import Device, KernelArgs, Launch, View
+from hipfire_kernels.running.devices.protocol import Device, KernelArgs, Launch, View
 
 _CTYPES: dict[str, Any] = {"f32": ctypes.c_float, "i32": ctypes.c_int}
 

@@ -14,7 +14,7 @@ from hipfire_kernels.kernels import families
 from hipfire_kernels.layout import partials_shape
 from hipfire_kernels.running.attention import check_heads, reducer, splits_of
 from hipfire_kernels.running.binding import bind, prepare
-from hipfire_kernels.running.devices import Device, Launch, View
+from hipfire_kernels.running.devices.protocol import Device, Launch, View
 
 
 @dataclass

@@ -15,11 +15,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hipfire_kernels.authoring.family import KernelFamily, Scalar, Tensor, Tolerance
+from hipfire_kernels.authoring.args import Scalar, Tensor
+from hipfire_kernels.authoring.family import KernelFamily, Tolerance
 from hipfire_kernels.running.binding import bind, prepare
-from hipfire_kernels.running.devices import Device
 from hipfire_kernels.running.devices.arrays import DeviceArray
 from hipfire_kernels.running.devices.gpu import GpuDevice
+from hipfire_kernels.running.devices.protocol import Device
 
 READ = KernelFamily(
     name="bench_read",

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from hipfire_kernels.authoring.family import Tensor, Variant
+from hipfire_kernels.authoring.args import Tensor
+from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.kernels.arguments import HEAD_DIMS
 from hipfire_kernels.layout import TILE
 from hipfire_kernels.testing.case import FuzzCase, is_tree, kind_of, variant_of

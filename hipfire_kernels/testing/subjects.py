@@ -11,13 +11,14 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from hipfire_kernels.authoring.family import Tensor, Variant
+from hipfire_kernels.authoring.args import Tensor
+from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.building.toolchains.sanitized import ADDRESS
 from hipfire_kernels.checking.parity import GUARD, STALE, Guarded
 from hipfire_kernels.layout import TILE, tiles
 from hipfire_kernels.running.attention import check_verify, verify_plan, workspace_shape
 from hipfire_kernels.running.binding import launch
-from hipfire_kernels.running.devices import ALIGNMENT, DTYPES, Device
+from hipfire_kernels.running.devices.protocol import ALIGNMENT, DTYPES, Device
 from hipfire_kernels.running.draft import draft_attend_rows
 from hipfire_kernels.testing.requests import AnyRequest, DraftRequest, Request
 

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hipfire_kernels.authoring.family import Tensor, Variant
+from hipfire_kernels.authoring.args import Tensor
+from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.checking import reference
 from hipfire_kernels.checking.parity import Guarded
 from hipfire_kernels.layout import Q8_MAX, kv_cache_shape
 from hipfire_kernels.q8_0 import dequantize_q8_0, quantize_q8_0
 from hipfire_kernels.running.binding import launch
-from hipfire_kernels.running.devices import Device
+from hipfire_kernels.running.devices.protocol import Device
 from hipfire_kernels.testing.case import FuzzCase
 from hipfire_kernels.testing.contents import CACHES, QUERIES, Rng
 

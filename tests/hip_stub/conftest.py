@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import pytest
 from hip_lab import Stub
 
-from hipfire_kernels.running.devices import Device, device
+from hipfire_kernels.running.devices import device
 from hipfire_kernels.running.devices.gpu import GpuDevice
+from hipfire_kernels.running.devices.protocol import Device
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,8 @@ import hipfire_kernels as hk
 from hipfire_kernels.dispatch import AttendRequest, Decision
 from hipfire_kernels.errors import DeviceError, InputError, NotAdmitted
 from hipfire_kernels.running.devices import dlpack
-from hipfire_kernels.running.devices.gpu import DeviceArray, GpuDevice
+from hipfire_kernels.running.devices.arrays import DeviceArray
+from hipfire_kernels.running.devices.gpu import GpuDevice
 
 ROWS, HEADS, KV_HEADS, HEAD_DIM, CAPACITY = 8, 4, 2, 128, 300
 Array = np.ndarray[Any, Any]

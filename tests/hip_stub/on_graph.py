@@ -21,7 +21,8 @@ from hipfire_kernels.dispatch import AttendRequest, Plan, VerifyGraph, evidence,
 from hipfire_kernels.dispatch.record import Crossover
 from hipfire_kernels.errors import DeviceError, InputError
 from hipfire_kernels.model import Engine, GenerationResult, load_draft, load_target
-from hipfire_kernels.running.devices.gpu import DeviceArray, GpuDevice
+from hipfire_kernels.running.devices.arrays import DeviceArray
+from hipfire_kernels.running.devices.gpu import GpuDevice
 
 ROWS, HEADS, KV_HEADS, HEAD_DIM, CAPACITY = 8, 4, 2, 128, 1300
 CONTEXTS = (8, 9, 127, 128, 129, 300, 640, 641, 1299, CAPACITY)

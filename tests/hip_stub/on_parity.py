@@ -11,8 +11,8 @@ from hip_lab import variants
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.checking import parity
 from hipfire_kernels.checking.parity import Guarded, check, grid
-from hipfire_kernels.running.devices import Device
 from hipfire_kernels.running.devices.gpu import GpuDevice
+from hipfire_kernels.running.devices.protocol import Device
 
 REDUCED = {"rows": (1, 5, 8, 31), "contexts": (1, 127, 129, 300)}
 

@@ -3,132 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from hipfire_kernels.archs import Arch
 from hipfire_kernels.errors import DeviceError, InputError
-
-if TYPE_CHECKING:
-    from hipfire_kernels.building.builder import Artifact
-
-
-@dataclass(frozen=True)
-class View:
-    """What a kernel needs to know of an array: address, shape, dtype name, and whether it may be written."""
-
-    pointer: int
-    shape: tuple[int, ...]
-    dtype: str
-    writable: bool
-
-
-class KernelArgs:
-    """Kernel arguments in signature order, and the array of pointers to them that every launch API takes.
-
-    Attributes:
-        keeps: memory that must live as long as a launch with these arguments may run, in a captured graph too.
-    """
-
-    keeps: Any = None
-
-    def __init__(self, values: list[Any]) -> None:
-        self.values = values
-        self.pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-        self.address = ctypes.addressof(self.pointers)
-
-
-class Launch(NamedTuple):
-    """One launch, with nothing left to decide: what `Device.load` gave, blocks, threads of a block, arguments.
-
-    `early`: it may begin while the launch ahead of it in the stream still runs, for which the kernel itself waits.
-    Devices that cannot do that begin it afterwards.
-    """
-
-    kernel: Any
-    grid: tuple[int, int, int]
-    threads: int
-    args: KernelArgs
-    early: bool = False
-
-
-class Device(Protocol):
-    """One place to run kernels. Arrays are whatever the device hands out; numpy arrays on the host.
-
-    Attributes:
-        name: `host`, `hip:0`, `cuda:0`.
-        arch: the row of the arch table that kernels are built for.
-        toolchain: what builds for it; None for the first that can.
-        multiprocessors: what blocks are spread over, by the driver's count.
-    """
-
-    name: str
-    arch: Arch
-    toolchain: str | None
-    multiprocessors: int
-
-    @property
-    def capturing(self) -> bool:
-        """Whether a graph is being captured, so that what is launched must stay right as the context grows."""
-
-    def __hash__(self) -> int:
-        """Devices are equal where they are the same object."""
-
-    def view(self, name: str, array: Any) -> View:
-        """Address, shape and dtype of an array that lives on this device.
-
-        Raises:
-            InputError: not an array of this device, not C-contiguous, or misaligned for its dtype.
-        """
-
-    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Any:
-        """A C-contiguous array with undefined contents."""
-
-    def section(self, array: Any, start: int, shape: Sequence[int]) -> Any:
-        """A C-contiguous array over a part of a one-dimensional one, from element `start`. No copy."""
-
-    def to_device(self, array: npt.NDArray[Any]) -> Any:
-        """A copy of a numpy array, there for any stream; the array itself where it already lives on this device."""
-
-    def to_host(self, array: Any) -> npt.NDArray[Any]:
-        """A numpy array with the contents of an array of this device."""
-
-    def load(self, artifact: Artifact) -> Any:
-        """Make an artifact launchable. The same artifact is loaded once."""
-
-    def launch(self, launches: Sequence[Launch], stream: Any = None) -> None:
-        """Launch loaded kernels, one behind the other. An error of a launch is raised here, not at a later call.
-
-        Raises:
-            DeviceError: a launch failed.
-            InputError: the stream is not one of this device.
-        """
-
-
-DTYPES: dict[str, np.dtype[Any]] = {
-    "f32": np.dtype(np.float32),
-    "f16": np.dtype(np.float16),
-    "i32": np.dtype(np.int32),
-    "u8": np.dtype(np.uint8),
-}
-"""Declared dtype to numpy's."""
-
-ALIGNMENT = {"f32": 4, "f16": 16, "i32": 4, "u8": 2}
-"""Bytes an argument's address must be a multiple of. u8 is the Q8_0 cache, whose scales are loaded 2 bytes wide; f16
-are loaded eight at a time."""
-
-
-def dtype_name(dtype: np.dtype[Any]) -> str:
-    """`f32`, `f16`, `i32` or `u8`, or numpy's own name where no kernel takes the dtype."""
-    return next((name for name, known in DTYPES.items() if known == dtype), str(dtype))
-
+from hipfire_kernels.running.devices import dlpack
+from hipfire_kernels.running.devices.protocol import Device
 
 GPU_VENDORS = ("hip", "cuda")
 """Vendors, in the order `auto` tries them. The module of that name has `driver()` and `open_device(index)`."""
@@ -212,8 +96,6 @@ def device_of(array: Any) -> Device:
         owner: Device = buffer.device
         return owner
     if hasattr(array, "__dlpack_device__"):
-        from hipfire_kernels.running.devices import dlpack
-
         kind, index = (int(part) for part in array.__dlpack_device__())
         vendor = {dlpack.CUDA: "cuda", dlpack.ROCM: "hip"}.get(kind)
         if vendor is not None:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from hipfire_kernels.errors import DeviceError, InputError
-from hipfire_kernels.running.devices import View, dlpack, dtype_name
-
-if TYPE_CHECKING:
-    from hipfire_kernels.running.devices.gpu import GpuDevice
+from hipfire_kernels.running.devices import dlpack
+from hipfire_kernels.running.devices.driver import Owner
+from hipfire_kernels.running.devices.protocol import View, dtype_name
 
 
 class Buffer:
     """Device memory, freed when nothing refers to it any more, or by `free`."""
 
-    def __init__(self, device: GpuDevice, nbytes: int) -> None:
+    def __init__(self, device: Owner, nbytes: int) -> None:
         self.device, self.nbytes = device, nbytes
         device.driver.activate(device.index)
         self.pointer = device.driver.malloc(max(1, nbytes))

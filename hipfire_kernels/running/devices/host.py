@@ -23,8 +23,9 @@ import numpy.typing as npt
 from hipfire_kernels.archs import arch
 from hipfire_kernels.building.toolchains import sanitized
 from hipfire_kernels.errors import DeadlockError, DeviceError, InputError, UndefinedBehaviour
-from hipfire_kernels.running.devices import ALIGNMENT, KernelArgs, Launch, View, dlpack, dtype_name
+from hipfire_kernels.running.devices import dlpack
 from hipfire_kernels.running.devices.arena import STACK_BYTES, arena
+from hipfire_kernels.running.devices.protocol import ALIGNMENT, KernelArgs, Launch, View, dtype_name
 
 if TYPE_CHECKING:
     from hipfire_kernels.building.builder import Artifact

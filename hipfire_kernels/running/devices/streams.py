@@ -6,18 +6,16 @@ import contextlib
 import sys
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hipfire_kernels.errors import DeviceError
-
-if TYPE_CHECKING:
-    from hipfire_kernels.running.devices.gpu import GpuDevice
+from hipfire_kernels.running.devices.driver import Owner
 
 
 class Stream:
     """A stream of one device, destroyed with its last reference."""
 
-    def __init__(self, device: GpuDevice) -> None:
+    def __init__(self, device: Owner) -> None:
         self.device = device
         device.driver.activate(device.index)
         self.handle = device.driver.stream_create()
@@ -36,7 +34,7 @@ class Stream:
 class Event:
     """A point in a stream, with a time."""
 
-    def __init__(self, device: GpuDevice) -> None:
+    def __init__(self, device: Owner) -> None:
         self.device = device
         device.driver.activate(device.index)
         self.handle = device.driver.event_create()
@@ -106,7 +104,7 @@ class Graph:
         keeps: what lives as long as the graph. Arrays made before the capture are the caller's: keep them, or add them.
     """
 
-    def __init__(self, device: GpuDevice) -> None:
+    def __init__(self, device: Owner) -> None:
         self.device = device
         self.handle = 0
         self.entries: list[str] = []

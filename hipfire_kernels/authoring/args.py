@@ -1,0 +1,65 @@
+"""What a kernel takes: pointer and by-value arguments, and the LDS arrays of a block."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+C_TYPES = {"f32": "float", "f16": "unsigned short", "i32": "int", "u8": "unsigned char"}
+"""Declared dtype to the C type in a kernel's signature. f16 is its bits: not every compiler has the type."""
+
+Dim = int | str
+"""One extent of a declared shape: a number, or the name of a symbol bound by the arrays of a launch."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A pointer argument: a C-contiguous array.
+
+    Attributes:
+        name: the argument's name, in the declaration, the template and the launch.
+        dtype: `f32`, `f16`, `i32` or `u8`.
+        shape: extents; a string names a symbol that must agree between all arguments of a launch.
+        writes: the kernel writes this array.
+        align: bytes its address must be a multiple of, where that is more than its dtype asks for.
+        largest: magnitude from which on the kernel's result is infinite or NaN; never a plausible number.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[Dim, ...]
+    writes: bool = False
+    align: int = 1
+    largest: float = math.inf
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A by-value argument. One that shares its name with a shape symbol is filled in from the arrays."""
+
+    name: str
+    dtype: str
+
+
+Arg = Tensor | Scalar
+
+
+LDS_TYPES = {"float": 4, "int": 4, "unsigned": 4, "unsigned short": 2, "unsigned char": 1, "Quad": 16, "Chunk": 16}
+"""C type of an LDS array's elements to their bytes. A `Quad` is four floats, a `Chunk` eight f16, loaded at once."""
+
+LDS_ALIGNMENT = 16
+"""Where an LDS array may begin, so that the widest load is legal."""
+
+
+@dataclass(frozen=True)
+class Lds:
+    """An LDS array: name, C type, number of elements."""
+
+    name: str
+    ctype: str
+    count: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes the array takes, up to where the next may begin."""
+        return -(-LDS_TYPES[self.ctype] * self.count // LDS_ALIGNMENT) * LDS_ALIGNMENT
