@@ -297,7 +297,7 @@ CHILD = f"""
 import logging, os, sys, time
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 logging.basicConfig()
-from hipfire_kernels.cache import ArtifactCache
+from hipfire_kernels.building.cache import ArtifactCache
 from test_cache import ENTRY, KEY, count_build
 root = sys.argv[1]
 cache = ArtifactCache(root)

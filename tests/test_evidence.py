@@ -326,7 +326,7 @@ def test_a_decision_on_measured_evidence_is_fast(folder: Path) -> None:
 def test_importing_dispatch_reads_and_renders_nothing() -> None:
     program = (
         "import builtins, pathlib\n"
-        "import hipfire_kernels.render as r\n"
+        "import hipfire_kernels.authoring.render as r\n"
         "from hipfire_kernels.dispatch import evidence\n"
         "assert not r._environment.cache_info().currsize\n"
         "assert evidence._SHELF._shipped is None and not evidence._SHELF._on_file"

@@ -162,7 +162,7 @@ class TestProbeMemory:
     ASK = """
 import sys
 from hipfire_kernels.archs import arch
-from hipfire_kernels.toolchains.clang import ClangToolchain
+from hipfire_kernels.building.toolchains.clang import ClangToolchain
 print(ClangToolchain().identity(arch("gfx1100")))
 """
 

@@ -23,7 +23,7 @@ def watch(
     """On each save of a template: source, resources against the last good version, parity on the host, time.
 
     Of the variants that changed a few are built and run, which together have every line and every choice, though not
-    every combination. Declarations (kernels.py) are read once: start anew after editing those. Ends with Ctrl-C.
+    every combination. Declarations (`kernels/`) are read once: start anew after editing those. Ends with Ctrl-C.
     """
     from hipfire_kernels.inspecting.watch import Watch, saves, stamps
     from hipfire_kernels.running import devices as runtime
