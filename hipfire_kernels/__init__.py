@@ -13,7 +13,9 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from hipfire_kernels.archs import ARCHS, Arch, arch
-from hipfire_kernels.authoring.family import KernelFamily, Variant
+from hipfire_kernels.authoring.args import Lds, Scalar, Tensor
+from hipfire_kernels.authoring.family import KernelFamily, Tolerance, Variant
+from hipfire_kernels.authoring.registry import register
 from hipfire_kernels.checking import reference
 from hipfire_kernels.errors import (
     CheckpointError,
@@ -66,8 +68,12 @@ __all__ = [
     "HipfireError",
     "InputError",
     "KernelFamily",
+    "Lds",
     "NotAdmitted",
     "RenderError",
+    "Scalar",
+    "Tensor",
+    "Tolerance",
     "ToolchainError",
     "ToolchainUnavailable",
     "UndefinedBehaviour",
@@ -85,6 +91,7 @@ __all__ = [
     "plan",
     "quantize_q8_0",
     "reference",
+    "register",
 ]
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())

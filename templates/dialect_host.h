@@ -26,7 +26,7 @@ float exp2f(float);
 
 namespace hk {
 
-// What the caller and a kernel tell each other: mirrored in hipfire_kernels/runtime/host.py.
+// What the caller and a kernel tell each other: mirrored in hipfire_kernels/running/devices/host.py.
 enum Error { OK = 0, WAVE_LINES_DIFFER = 1, BARRIER_LINES_DIFFER = 2, DEADLOCK = 3, LDS_OVERRUN = 4 };
 
 struct Launch {
@@ -43,7 +43,18 @@ struct Arena {
 struct Report {
     unsigned block[3], thread;
     int line, other_line;
+    const char *file, *other_file;
 };
+
+// A line of a template, as the `#line` directives have it; by default the one of the call.
+struct At {
+    const char* file;
+    int line;
+};
+static constexpr At here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) { return {file, line}; }
+static inline bool same(const At& a, const At& b) {
+    return a.line == b.line && (a.file == b.file || __builtin_strcmp(a.file, b.file) == 0);
+}
 
 constexpr unsigned MAX_THREADS = 1024, WAVE = 32, LDS_MAX = 64 * 1024, LDS_GUARD = 256;
 constexpr unsigned OWN_BYTES = 2048, OWN_CLEARED = 16;  // of each thread, and how many are zero when a block starts
@@ -59,13 +70,13 @@ struct Fiber {
     bool started;
 #endif
     unsigned wait;  // generation that ends the wait
-    int line;
+    At at_op;       // what it waits in
     State state;
 };
 
 struct Wave {
     unsigned generation, arrived;
-    int line;
+    At at;
     // By parity: a lane may reach the next operation before all have read this one's result.
     float lanes[2][WAVE][WAVE];
     float result[2][WAVE];
@@ -88,7 +99,7 @@ struct Block {
     unsigned char (*own)[OWN_BYTES];
     unsigned char* lds;
     unsigned threads, alive, current, barrier_generation, barrier_arrived;
-    int barrier_line;
+    At barrier_at;
     unsigned index[3];
     Error error;
     Report report;
@@ -154,13 +165,15 @@ static bool runnable(unsigned thread) {
     return f.state == AT_BARRIER && f.wait != block.barrier_generation;
 }
 
-static __attribute__((noinline)) void fail(Error error, int line, int other_line) {
+static __attribute__((noinline)) void fail(Error error, const At& at, const At& other) {
     block.error = error;
     Report& r = block.report;
     for (int i = 0; i < 3; ++i) r.block[i] = block.index[i];
     r.thread = block.current;
-    r.line = line;
-    r.other_line = other_line;
+    r.file = at.file;
+    r.line = at.line;
+    r.other_file = other.file;
+    r.other_line = other.line;
     go_home(block.current);  // nobody comes back: the fibers of the block are abandoned
 }
 
@@ -179,21 +192,22 @@ static void yield() {
     }
     if (block.alive == 0) return go_home(self);
     // Nobody can run: name this thread, or one that waits if this one has returned, and one that waits elsewhere.
-    int line = block.fibers[self].state == DONE ? 0 : block.fibers[self].line, other = 0;
+    const bool gone = block.fibers[self].state == DONE;
+    At where = gone ? At{"", 0} : block.fibers[self].at_op, other = {"", 0};
     for (unsigned t = 0; t < block.threads; ++t) {
         const Fiber& f = block.fibers[t];
         if (f.state == DONE) continue;
-        if (line == 0) {
-            line = f.line;
+        if (where.line == 0) {
+            where = f.at_op;
             block.current = t;
-        } else if (f.line != line) {
-            other = f.line;
+        } else if (!same(f.at_op, where)) {
+            other = f.at_op;
         }
     }
     const unsigned waits = block.current;
     block.current = self;
     block.report.thread = waits;
-    fail(DEADLOCK, line, other);
+    fail(DEADLOCK, where, other);
 }
 
 static void release_barrier() {
@@ -212,12 +226,12 @@ static void fiber_main() {
     finish();
 }
 
-static void barrier(int line) {
+static void barrier(const At& at) {
     Fiber& f = block.fibers[block.current];
-    if (block.barrier_arrived && block.barrier_line != line) fail(BARRIER_LINES_DIFFER, line, block.barrier_line);
-    block.barrier_line = line;
+    if (block.barrier_arrived && !same(block.barrier_at, at)) fail(BARRIER_LINES_DIFFER, at, block.barrier_at);
+    block.barrier_at = at;
     if (++block.barrier_arrived == block.alive) return release_barrier();
-    f.line = line;
+    f.at_op = at;
     f.wait = block.barrier_generation;
     f.state = AT_BARRIER;
     yield();
@@ -225,11 +239,11 @@ static void barrier(int line) {
 
 // Each lane brings COUNT values; the last one to arrive computes; all return with the parity of their results.
 template <int COUNT, class Combine>
-static __forceinline__ int wave_op(const float (&x)[COUNT], int line, Combine combine) {
+static __forceinline__ int wave_op(const float (&x)[COUNT], const At& at, Combine combine) {
     const unsigned self = block.current;
     Wave& w = block.waves[self / WAVE];
-    if (w.arrived && w.line != line) fail(WAVE_LINES_DIFFER, line, w.line);
-    w.line = line;
+    if (w.arrived && !same(w.at, at)) fail(WAVE_LINES_DIFFER, at, w.at);
+    w.at = at;
     const int parity = w.generation & 1;
     for (int i = 0; i < COUNT; ++i) w.lanes[parity][i][self % WAVE] = x[i];
     if (++w.arrived == WAVE) {
@@ -239,7 +253,7 @@ static __forceinline__ int wave_op(const float (&x)[COUNT], int line, Combine co
         return parity;
     }
     Fiber& f = block.fibers[self];
-    f.line = line;
+    f.at_op = at;
     f.wait = w.generation;
     f.state = IN_WAVE_OP;
     yield();
@@ -287,7 +301,7 @@ static void prepare_fiber(const Arena& arena, unsigned thread) {
 #endif
     f.state = RUNNING;
     f.wait = 0;
-    f.line = 0;
+    f.at_op = {"", 0};
 }
 
 static void order_threads(const Launch& launch, unsigned long long linear) {
@@ -360,7 +374,7 @@ __device__ __forceinline__ int block_x() { return (int)hk::block.index[0]; }
 __device__ __forceinline__ int block_y() { return (int)hk::block.index[1]; }
 __device__ __forceinline__ int block_z() { return (int)hk::block.index[2]; }
 
-__device__ __forceinline__ void block_sync(int line = __builtin_LINE()) { hk::barrier(line); }
+__device__ __forceinline__ void block_sync(hk::At at = hk::here()) { hk::barrier(at); }
 
 __device__ __forceinline__ float fma_f32(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 __device__ __forceinline__ float max_f32(float a, float b) { return __builtin_fmaxf(a, b); }
@@ -401,25 +415,25 @@ __device__ __forceinline__ void unpack_codes(const Codes<COUNT>& codes, float (&
 // See wave.h for what the lanes bring and receive.
 __device__ __forceinline__ int first_row_of(int l, int count) { return l * count / 32; }
 
-__device__ __forceinline__ float wave_sum(float x, int line = __builtin_LINE()) {
+__device__ __forceinline__ float wave_sum(float x, hk::At at = hk::here()) {
     const float one[1] = {x};
-    const int parity = hk::wave_op(one, line, [](hk::Wave& w, int p) {
+    const int parity = hk::wave_op(one, at, [](hk::Wave& w, int p) {
         w.result[p][0] = hk::tree(w.lanes[p][0], [](float a, float b) { return a + b; });
     });
     return hk::block.waves[wave()].result[parity][0];
 }
 
-__device__ __forceinline__ float wave_max(float x, int line = __builtin_LINE()) {
+__device__ __forceinline__ float wave_max(float x, hk::At at = hk::here()) {
     const float one[1] = {x};
-    const int parity = hk::wave_op(one, line, [](hk::Wave& w, int p) {
+    const int parity = hk::wave_op(one, at, [](hk::Wave& w, int p) {
         w.result[p][0] = hk::tree(w.lanes[p][0], [](float a, float b) { return max_f32(a, b); });
     });
     return hk::block.waves[wave()].result[parity][0];
 }
 
 template <int COUNT>
-__device__ __forceinline__ float wave_sum_rows(const float (&x)[COUNT], int line = __builtin_LINE()) {
-    const int parity = hk::wave_op(x, line, [](hk::Wave& w, int p) {
+__device__ __forceinline__ float wave_sum_rows(const float (&x)[COUNT], hk::At at = hk::here()) {
+    const int parity = hk::wave_op(x, at, [](hk::Wave& w, int p) {
         for (int row = 0; row < COUNT; ++row) {
             float parts[32];
             for (int l = 0; l < 32; ++l) parts[l] = w.lanes[p][row ^ first_row_of(l, COUNT)][l];

@@ -11,15 +11,15 @@ struct alignas(16) Chunk {
 
 // The value that lane (lane ^ MASK) holds.
 namespace hk {
-static __attribute__((noinline)) float exchange(float x, unsigned mask, int line) {
+static __attribute__((noinline)) float exchange(float x, unsigned mask, const At& at) {
     const float one[1] = {x};
-    const int parity = wave_op(one, line, [](Wave&, int) {});
+    const int parity = wave_op(one, at, [](Wave&, int) {});
     return block.waves[block.current / WAVE].lanes[parity][0][block.current % WAVE ^ mask];
 }
 }  // namespace hk
 template <int MASK>
-__device__ __forceinline__ float lane_xor(float x, int line = __builtin_LINE()) {
-    return hk::exchange(x, MASK, line);
+__device__ __forceinline__ float lane_xor(float x, hk::At at = hk::here()) {
+    return hk::exchange(x, MASK, at);
 }
 
 // Loads are not moved across it. Where all of an unrolled loop's loads would otherwise come first, and spill.
@@ -89,24 +89,24 @@ static void multiply(Wave& w, int p) {
     for (int i = 0; i < 8; ++i)
         for (int l = 0; l < (int)WAVE; ++l) w.lanes[p][i][l] = c[ROW(i, l)][COL(i, l)] + sum[ROW(i, l)][COL(i, l)];
 }
-static __attribute__((noinline)) void matrix_op(float (&c)[8], const FragA& a, const FragB& b, int line,
+static __attribute__((noinline)) void matrix_op(float (&c)[8], const FragA& a, const FragB& b, const At& at,
                                                 void (*combine)(Wave&, int)) {  // a call: a kernel has hundreds
     constexpr int A = fragment::A_WORDS, B = fragment::B_WORDS;
     float given[A + B + 8];
     for (int i = 0; i < A; ++i) given[i] = __builtin_bit_cast(float, a.word[i]);
     for (int i = 0; i < B; ++i) given[A + i] = __builtin_bit_cast(float, b.word[i]);
     for (int i = 0; i < 8; ++i) given[A + B + i] = c[i];
-    const int parity = wave_op(given, line, combine);
+    const int parity = wave_op(given, at, combine);
     for (int i = 0; i < 8; ++i) c[i] = block.waves[::wave()].lanes[parity][i][::lane()];
 }
 }  // namespace hk
 
 // c += a b, by all 32 lanes.
-__device__ __forceinline__ void mma(Acc& c, const FragA& a, const FragB& b, int line = __builtin_LINE()) {
-    hk::matrix_op(c.x, a, b, line, hk::multiply<fragment::acc_row, fragment::acc_col>);
+__device__ __forceinline__ void mma(Acc& c, const FragA& a, const FragB& b, hk::At at = hk::here()) {
+    hk::matrix_op(c.x, a, b, at, hk::multiply<fragment::acc_row, fragment::acc_col>);
 }
-__device__ __forceinline__ void mma(AccT& c, const FragA& a, const FragB& b, int line = __builtin_LINE()) {
-    hk::matrix_op(c.x, a, b, line, hk::multiply<fragment::acct_row, fragment::acct_col>);
+__device__ __forceinline__ void mma(AccT& c, const FragA& a, const FragB& b, hk::At at = hk::here()) {
+    hk::matrix_op(c.x, a, b, at, hk::multiply<fragment::acct_row, fragment::acct_col>);
 }
 
 // The fragment is complete here: what makes it is not moved behind, where its operands would have to stay in registers.
@@ -114,14 +114,14 @@ __device__ __forceinline__ void complete(Acc&) {}
 
 // An AccT as a B operand: its columns stay columns, its rows become k.
 // On NVIDIA each word is an 8x8 block to transpose.
-__device__ __forceinline__ FragB b_of(const unsigned (&pairs)[4], int line = __builtin_LINE()) {
+__device__ __forceinline__ FragB b_of(const unsigned (&pairs)[4], hk::At at = hk::here()) {
     FragB b;
     if constexpr (fragment::COL_SLOTS == 1) {
         operand_of(pairs, b.word);
     } else {
         float given[4];
         for (int i = 0; i < 4; ++i) given[i] = __builtin_bit_cast(float, pairs[i]);
-        const int parity = hk::wave_op(given, line, [](hk::Wave&, int) {});
+        const int parity = hk::wave_op(given, at, [](hk::Wave&, int) {});
         for (int i = 0; i < 4; ++i) {
             const float* lanes = hk::block.waves[wave()].lanes[parity][i];
             const auto word = [lanes](int l) { return __builtin_bit_cast(unsigned, lanes[l]); };

@@ -18,7 +18,7 @@ import jinja2
 import verify_lab
 
 from hipfire_kernels import families
-from hipfire_kernels.authoring import render
+from hipfire_kernels.authoring import templates
 from hipfire_kernels.authoring.family import KernelFamily, Variant
 from hipfire_kernels.checking.parity import check, grid
 from hipfire_kernels.errors import DeviceError
@@ -151,7 +151,7 @@ MUTANTS = [
 
 
 def _mutated_environment(mutant: Mutant) -> jinja2.Environment:
-    original = render._environment()
+    original = templates._environment(None)
     assert original.loader is not None
     source, _, _ = original.loader.get_source(original, mutant.template)
     assert source.count(mutant.old) >= 1, f"{mutant.template} no longer has {mutant.old!r}"
@@ -197,7 +197,7 @@ def plant(mutant: Mutant) -> Variant:
         _rewrite(mutant.function, mutant.old, mutant.new)
     else:
         environment = _mutated_environment(mutant)
-        render._environment = lambda: environment  # type: ignore[assignment]
+        templates._environment = lambda folder: environment  # type: ignore[assignment]
     return family.variant(**mutant.params)
 
 

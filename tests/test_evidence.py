@@ -17,7 +17,7 @@ import pytest
 from mutants import MUTANTS, _mutated_environment
 
 from hipfire_kernels import families
-from hipfire_kernels.authoring import render
+from hipfire_kernels.authoring import templates
 from hipfire_kernels.authoring.render import source_digest
 from hipfire_kernels.dispatch import AttendRequest, Decision, admit, evidence, plan, policy
 from hipfire_kernels.dispatch.record import dump, load
@@ -184,7 +184,7 @@ def test_an_edited_template_is_seen_after_forget(folder: Path, monkeypatch: pyte
     put(folder, record())
     assert ask().route == "rows8"
     edited = _mutated_environment(EDIT)
-    monkeypatch.setattr(render, "_environment", lambda: edited)
+    monkeypatch.setattr(templates, "_environment", lambda folder: edited)
     assert ask().route == "rows8"
     evidence.forget()
     assert f"the source of {ROWS8} has changed" in why_not(ask())
@@ -326,7 +326,7 @@ def test_a_decision_on_measured_evidence_is_fast(folder: Path) -> None:
 def test_importing_dispatch_reads_and_renders_nothing() -> None:
     program = (
         "import builtins, pathlib\n"
-        "import hipfire_kernels.authoring.render as r\n"
+        "import hipfire_kernels.authoring.templates as r\n"
         "from hipfire_kernels.dispatch import evidence\n"
         "assert not r._environment.cache_info().currsize\n"
         "assert evidence._SHELF._shipped is None and not evidence._SHELF._on_file"

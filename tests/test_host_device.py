@@ -11,12 +11,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 import pytest
 
 from hipfire_kernels import build
-from hipfire_kernels.authoring import render
 from hipfire_kernels.authoring.args import Lds, Scalar, Tensor
 from hipfire_kernels.authoring.family import KernelFamily, Tolerance, Variant
 from hipfire_kernels.errors import DeadlockError, DeviceError, InputError, RenderError
@@ -27,7 +25,7 @@ from hipfire_kernels.running.devices.host import HostDevice
 from hipfire_kernels.running.devices.protocol import Device, KernelArgs, Launch
 
 
-def probe(monkeypatch: pytest.MonkeyPatch, body: str, *, block: int = 64, lds: int = 64) -> Variant:
+def probe(body: str, *, block: int = 64, lds: int = 64) -> Variant:
     """A one-off kernel: `out[block * threads]`, an LDS array `shared` and this body."""
     family = KernelFamily(
         name="probe",
@@ -40,13 +38,8 @@ def probe(monkeypatch: pytest.MonkeyPatch, body: str, *, block: int = 64, lds: i
         lds=lambda v, arch: (Lds("shared", "float", lds),),
         oracle="attend",
         tolerance=Tolerance(0),
+        body="{{ signature }} {\n{{ lds.shared }}\n" + body + "\n}\n",
     )
-    original = render._environment()
-    assert original.loader is not None
-    template = "{{ signature }} {\n{{ lds.shared }}\n" + body + "\n}\n"
-    loader = jinja2.ChoiceLoader([jinja2.DictLoader({"probe.hip.j2": template}), original.loader])
-    overlay = original.overlay(loader=loader, cache_size=0)
-    monkeypatch.setattr(render, "_environment", lambda: overlay)
     return family.variant(head_dim=32)
 
 
@@ -56,14 +49,14 @@ def run(variant: Variant, host: Device, blocks: int = 3) -> np.ndarray[Any, Any]
     return out
 
 
-def test_wave_operations(host: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wave_operations(host: Device) -> None:
     body = """
     const float id = (float)(block_x() * 64 + thread());
     const int own = first_row_of(lane(), 2);
     const float pair[2] = {(1.0f + (float)own) * id, (2.0f - (float)own) * id};
     out[block_x() * 64 + thread()] = wave_sum(id) + 1000.0f * wave_max(id) + 1e6f * wave_sum_rows(pair);
     """
-    got = run(probe(monkeypatch, body), host)
+    got = run(probe(body), host)
     for wave in range(6):
         ids = np.arange(32 * wave, 32 * wave + 32, dtype=np.float64)
         sums = np.repeat([ids.sum(), 2 * ids.sum()], 16)
@@ -71,24 +64,24 @@ def test_wave_operations(host: Device, monkeypatch: pytest.MonkeyPatch) -> None:
         assert np.allclose(got[32 * wave : 32 * wave + 32], want, rtol=1e-6)
 
 
-def test_lds_is_shared_by_the_block_and_barriers_order_it(host: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lds_is_shared_by_the_block_and_barriers_order_it(host: Device) -> None:
     body = """
     shared[thread()] = (float)thread();
     block_sync();
     out[block_x() * 64 + thread()] = shared[63 - thread()];
     """
-    variant = probe(monkeypatch, body)
+    variant = probe(body)
     for run_on in (host, HostDevice(thread_order=3)):
         assert np.array_equal(run(variant, run_on).reshape(3, 64), np.tile(63.0 - np.arange(64), (3, 1)))
 
 
-def test_lds_starts_as_nan(host: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert np.isnan(run(probe(monkeypatch, "out[block_x() * 64 + thread()] = shared[thread()];"), host)).all()
+def test_lds_starts_as_nan(host: Device) -> None:
+    assert np.isnan(run(probe("out[block_x() * 64 + thread()] = shared[thread()];"), host)).all()
 
 
-def test_a_missing_barrier_shows_as_a_dependence_on_thread_order(monkeypatch: pytest.MonkeyPatch, host: Device) -> None:
+def test_a_missing_barrier_shows_as_a_dependence_on_thread_order(host: Device) -> None:
     body = "shared[thread()] = (float)thread(); out[block_x() * 64 + thread()] = shared[63 - thread()];"
-    variant = probe(monkeypatch, body)
+    variant = probe(body)
     results = [run(variant, d).tobytes() for d in (host, *(HostDevice(thread_order=s) for s in range(3)))]
     assert len(set(results)) > 1
 
@@ -98,27 +91,27 @@ def test_a_missing_barrier_shows_as_a_dependence_on_thread_order(monkeypatch: py
     [
         (
             "if (thread() < 32) block_sync();\nif (thread() >= 32) block_sync();",
-            "different barriers: line .*block_sync",
+            "different barriers: body of probe:.: .*block_sync",
         ),
-        ("if (lane() < 16) wave_sum(1.0f);\nelse wave_max(1.0f);", "different wave operations: line .*wave_"),
-        ("if (lane() < 31) wave_sum(1.0f);", "waits at line .*wave_sum.*no other thread can run"),
-        ("if (thread() == 5) block_sync(); else wave_sum(1.0f);", "waits at line"),
+        ("if (lane() < 16) wave_sum(1.0f);\nelse wave_max(1.0f);", "wave operations: body of probe:4: .*wave_"),
+        ("if (lane() < 31) wave_sum(1.0f);", "waits at body of probe:3: .*wave_sum.*no other thread can run"),
+        ("if (thread() == 5) block_sync(); else wave_sum(1.0f);", "waits at body of probe:3:"),
     ],
 )
 @pytest.mark.parametrize("order", [None, 1])
 def test_a_kernel_that_would_hang_is_an_error_with_its_line(
     body: str, message: str, order: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    variant = probe(monkeypatch, body + "\nout[0] = shared[0];")
+    variant = probe(body + "\nout[0] = shared[0];")
     host = HostDevice(thread_order=order)
     with pytest.raises(DeadlockError, match=f"(?s)probe, block .*{message}"):
         run(variant, host)
-    monkeypatch.undo()
-    good = probe(monkeypatch, "block_sync(); out[block_x() * 64 + thread()] = 1.0f;")
+
+    good = probe("block_sync(); out[block_x() * 64 + thread()] = 1.0f;")
     assert (run(good, host) == 1.0).all()
 
 
-def test_threads_that_have_returned_do_not_hold_a_barrier(host: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_have_returned_do_not_hold_a_barrier(host: Device) -> None:
     body = """
     const int at = block_x() * 64 + thread();
     out[at] = 2.0f;
@@ -126,37 +119,37 @@ def test_threads_that_have_returned_do_not_hold_a_barrier(host: Device, monkeypa
     block_sync();
     out[at] = 1.0f;
     """
-    got = run(probe(monkeypatch, body), host).reshape(3, 2, 32)
+    got = run(probe(body), host).reshape(3, 2, 32)
     assert (got[:, 0] == 1).all()
     assert (got[:, 1] == 2).all()
 
 
-def test_a_write_behind_the_lds_is_an_error(host: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    variant = probe(monkeypatch, "shared[thread() + 4] = 1.0f; out[0] = 1.0f;")
+def test_a_write_behind_the_lds_is_an_error(host: Device) -> None:
+    variant = probe("shared[thread() + 4] = 1.0f; out[0] = 1.0f;")
     with pytest.raises(DeviceError, match="behind its 256 bytes of LDS"):
         run(variant, host)
 
 
-def test_too_much_lds_is_refused_before_any_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    variant = probe(monkeypatch, "", lds=16 * 1024 + 28)
+def test_too_much_lds_is_refused_before_any_compiler() -> None:
+    variant = probe("", lds=16 * 1024 + 28)
     with pytest.raises(RenderError, match="65648 bytes of LDS, 112 more than the 65536"):
         variant.source("gfx1100")
-    assert probe(monkeypatch, "", lds=16 * 1024).source("gfx1100")
+    assert probe("", lds=16 * 1024).source("gfx1100")
 
 
 @pytest.mark.parametrize("block", [48, 2048])
-def test_a_block_that_no_arch_can_run_is_refused(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_that_no_arch_can_run_is_refused(block: int) -> None:
     with pytest.raises(RenderError, match=f"declares {block} threads a block"):
-        probe(monkeypatch, "", block=block).source("host")
+        probe("", block=block).source("host")
 
 
-def test_an_undefined_name_in_a_template_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_undefined_name_in_a_template_is_an_error() -> None:
     with pytest.raises(RenderError, match=r"'tiel' is undefined.*head_dim"):
-        probe(monkeypatch, "{{ tiel }}").source("gfx1100")
+        probe("{{ tiel }}").source("gfx1100")
 
 
-def test_arguments_are_checked_against_the_declaration(host: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    variant = probe(monkeypatch, "out[block_x() * 64 + thread()] = 1.0f;")
+def test_arguments_are_checked_against_the_declaration(host: Device) -> None:
+    variant = probe("out[block_x() * 64 + thread()] = 1.0f;")
     out = np.zeros(64, np.float32)
     for call, message in [
         ({}, "probe needs out="),
@@ -171,8 +164,8 @@ def test_arguments_are_checked_against_the_declaration(host: Device, monkeypatch
     assert (out == 1).all()
 
 
-def test_an_empty_grid_launches_nothing(host: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    launch(probe(monkeypatch, "out[-1] = 1.0f;"), host, out=np.zeros(0, np.float32))
+def test_an_empty_grid_launches_nothing(host: Device) -> None:
+    launch(probe("out[-1] = 1.0f;"), host, out=np.zeros(0, np.float32))
 
 
 def test_the_portable_switch_computes_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Device) -> None:
@@ -182,8 +175,8 @@ def test_the_portable_switch_computes_the_same(tmp_path: Path, monkeypatch: pyte
     block_sync();
     out[block_x() * 64 + thread()] = shared[63 - thread()];
     """
-    want = run(probe(monkeypatch, body), host)
-    portable = probe(monkeypatch, body + "\n")
+    want = run(probe(body), host)
+    portable = probe(body + "\n")
     source = portable.source("host")
     monkeypatch.setattr(Variant, "source", lambda self, arch: "#define HK_PORTABLE_SWITCH\n" + source)
     assert build(portable, "host").source.startswith("#define HK_PORTABLE_SWITCH")
@@ -197,10 +190,10 @@ def test_device_names() -> None:
         device("gpu")
 
 
-def test_kernels_of_one_process_run_from_many_threads(host: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_of_one_process_run_from_many_threads(host: Device) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    variant = probe(monkeypatch, "out[block_x() * 64 + thread()] = wave_sum((float)block_x());")
+    variant = probe("out[block_x() * 64 + thread()] = wave_sum((float)block_x());")
     want = run(variant, host, blocks=50)
     with ThreadPoolExecutor(4) as pool:
         for got in pool.map(lambda _: run(variant, host, blocks=50), range(16)):
@@ -215,8 +208,8 @@ def mappings() -> int:
     return len(Path("/proc/self/maps").read_text().splitlines())
 
 
-def test_all_kernels_of_a_process_run_on_the_same_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = build(probe(monkeypatch, "out[block_x() * 64 + thread()] = wave_sum(1.0f);"), "host")
+def test_all_kernels_of_a_process_run_on_the_same_stacks() -> None:
+    one = build(probe("out[block_x() * 64 + thread()] = wave_sum(1.0f);"), "host")
     own, out = HostDevice(), np.zeros(8 * 64, np.float32)
     args = KernelArgs([ctypes.c_void_p(out.ctypes.data), ctypes.c_int(out.size)])
     before, count = mappings(), 60
@@ -235,8 +228,7 @@ def test_blocks_of_all_sizes_after_each_other(monkeypatch: pytest.MonkeyPatch) -
         block_sync();
         out[block_x() * {block} + thread()] = shared[{block - 1} - thread()];
         """
-        got = run(probe(monkeypatch, body, block=block, lds=1024), HostDevice(), blocks=9).reshape(9, block)
-        monkeypatch.undo()
+        got = run(probe(body, block=block, lds=1024), HostDevice(), blocks=9).reshape(9, block)
         assert np.array_equal(got, np.tile(float(block - 1) - np.arange(block), (9, 1)))
 
 
@@ -260,7 +252,7 @@ def test_an_arena_grows_and_goes_when_its_thread_ends() -> None:
 
 
 def test_no_memory_for_an_arena_is_an_error(host: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    variant = probe(monkeypatch, "out[block_x() * 1024 + thread()] = 1.0f;", block=1024)
+    variant = probe("out[block_x() * 1024 + thread()] = 1.0f;", block=1024)
     monkeypatch.setattr(arena, "_own", threading.local())
     with monkeypatch.context() as tight:
         tight.setattr(arena, "STACK_BYTES", 1 << 50)
@@ -270,7 +262,7 @@ def test_no_memory_for_an_arena_is_an_error(host: Device, monkeypatch: pytest.Mo
 
 
 def test_a_kernel_with_another_runtime_is_refused(host: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    variant = probe(monkeypatch, "out[block_x() * 64 + thread()] = 1.0f;")
+    variant = probe("out[block_x() * 64 + thread()] = 1.0f;")
     source = variant.source("host").replace("hk_workspace_bytes", "hk_bytes")
     monkeypatch.setattr(Variant, "source", lambda self, arch: source)
     with pytest.raises(DeviceError, match="probe has a host runtime that cannot be called from this version"):
@@ -291,7 +283,7 @@ resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 sys.path.insert(0, sys.argv[1])
 from test_host_device import Variant, device, probe, run
 patch = pytest.MonkeyPatch()
-variant = probe(patch, sys.argv[3])
+variant = probe(sys.argv[3])
 source = sys.argv[2] + variant.source("host")
 patch.setattr(Variant, "source", lambda self, arch: source)
 run(variant, device("host"))

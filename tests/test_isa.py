@@ -11,6 +11,7 @@ import pytest
 from hipfire_kernels import families
 from hipfire_kernels.archs import arch
 from hipfire_kernels.authoring.family import Variant
+from hipfire_kernels.authoring.places import Place, Places
 from hipfire_kernels.building.builder import Artifact, build
 from hipfire_kernels.building.resources import open_elf
 from hipfire_kernels.building.toolchains import Compiled, nvrtc
@@ -133,7 +134,7 @@ class TestReading:
             "matrix": 1, "load": 1, "lds": 1, "lane": 2, "vector": 1, "scalar": 1, "branch": 3, "barrier": 1,
             "wait": 1, "all": 12,
         }  # fmt: skip
-        assert [(one.line, one.body_line) for one in listed.instructions[:4]] == [
+        assert [(one.at.line, one.body.line) for one in listed.instructions[:4]] == [
             (20, 239),
             (240, 240),
             *[(7, 241)] * 2,
@@ -145,7 +146,7 @@ class TestReading:
 
     def test_sass(self) -> None:
         listed = isa.parse(SASS, "kernel", "sm_90")
-        assert [(one.line, one.body_line) for one in listed.instructions[1:3]] == [(49, 287), (288, 288)]
+        assert [(one.at.line, one.body.line) for one in listed.instructions[1:3]] == [(49, 287), (288, 288)]
         (loop,) = listed.loops
         assert some(loop.counts) == {
             "matrix": 1, "load": 1, "lds": 1, "lane": 1, "vector": 1, "branch": 3, "wait": 1, "all": 9,
@@ -219,15 +220,19 @@ def test_the_compiler_says_the_same(variant: Variant, name: str) -> None:
     assert sorted(loop.depth for loop in listed.loops) == sorted(map(int, said))
     assert machine_code(compiler.compile(source, target, ("-gline-tables-only",))) == machine_code(build(variant, name))
     assert isa.listing(variant, name) == listed
-    body = source[: source.index(variant.entry + "(")].count("\n") + 1
+    texts = Places.of(source).texts
     for loop in listed.loops:
-        assert body < loop.lines[0] <= loop.lines[1] <= source.count("\n")
+        first, last = loop.lines
+        assert first <= last
+        assert first.file == last.file
+        assert first in texts
+        assert last in texts
 
 
 def test_a_loop_has_the_lines_of_its_source() -> None:
     listed = isa.listing(families()["attention_flash_q8_0_rows"].variant(rows=8, head_dim=256), "gfx1100")
-    text = listed.source.splitlines()
-    assert [text[loop.lines[0] - 1].strip() for loop in listed.loops] == [
+    places = Places.of(listed.source)
+    assert [places.text(loop.lines[0]) for loop in listed.loops] == [
         "for (int key = 0; key < most; ++key) {",
         "for (; key < least; ++key) {",
         "for (; key < most; ++key) {",
@@ -240,7 +245,7 @@ def test_instructions_of_a_tile_loop() -> None:
     assert {kind: loop.counts[kind] for kind in ("matrix", "load", "lds", "barrier")} == {
         "matrix": 2, "load": 2, "lds": 10, "barrier": 0,
     }  # fmt: skip
-    assert loop.lines == (9, 13)
+    assert loop.lines == (Place("kernel.hip", 9), Place("kernel.hip", 13))
 
 
 class TestRefusals:

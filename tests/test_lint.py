@@ -12,7 +12,7 @@ import pytest
 
 from hipfire_kernels import cli, families
 from hipfire_kernels.archs import arch
-from hipfire_kernels.authoring import render
+from hipfire_kernels.authoring import render, templates
 from hipfire_kernels.building.toolchains.registry import choose
 from hipfire_kernels.inspecting import lint
 
@@ -26,7 +26,7 @@ Plant = Callable[[str, str], None]
 @pytest.fixture
 def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
     """Replaces a text of the rows template for this test."""
-    original = render._environment()
+    original = templates._environment(None)
 
     def edit(old: str, new: str) -> None:
         assert original.loader is not None
@@ -34,7 +34,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
         assert text.count(old) == 1
         edited = jinja2.DictLoader({ROWS: text.replace(old, new)})
         changed = original.overlay(loader=jinja2.ChoiceLoader([edited, original.loader]), cache_size=0)
-        monkeypatch.setattr(render, "_environment", lambda: changed)
+        monkeypatch.setattr(templates, "_environment", lambda folder: changed)
 
     return edit
 

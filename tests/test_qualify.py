@@ -14,7 +14,7 @@ import pytest
 from mutants import MUTANTS, _mutated_environment
 
 from hipfire_kernels import cli
-from hipfire_kernels.authoring import render
+from hipfire_kernels.authoring import templates
 from hipfire_kernels.building.resources import Resources
 from hipfire_kernels.dispatch import AttendRequest, admit, evidence, measure
 from hipfire_kernels.dispatch import qualify as work
@@ -301,7 +301,7 @@ def test_an_edited_template_restarts_what_it_changed(
     with pytest.raises(KeyboardInterrupt):
         run(folder / "out.json", on_step=stop)
     edited = _mutated_environment(edit)
-    monkeypatch.setattr(render, "_environment", lambda: edited)
+    monkeypatch.setattr(templates, "_environment", lambda folder: edited)
     evidence.forget()
     run(folder / "out.json")
     assert len(measured) == STEPS + anew

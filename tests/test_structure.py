@@ -140,9 +140,9 @@ def test_every_template_belongs_to_a_family_or_is_included() -> None:
     from hipfire_kernels.checking.matrix_probe import PROBE
     from hipfire_kernels.running.timing import READ
 
-    used = {f.template for f in hk.families().values()} | {p for parts in _DIALECT_PARTS.values() for p in parts}
+    used = {f.origin.name for f in hk.families().values()} | {p for parts in _DIALECT_PARTS.values() for p in parts}
     used |= {f"matrix_{arch.dialect}.h" for arch in ARCHS.values()}
-    used |= {READ.template, PROBE.template, "host_entry.h.j2"} | {n for n in names if f'include "{n}"' in text}
+    used |= {READ.origin.name, PROBE.origin.name, "host_entry.h.j2"} | {n for n in names if f'include "{n}"' in text}
     assert names == used
 
 

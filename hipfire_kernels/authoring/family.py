@@ -11,13 +11,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from hipfire_kernels.archs import WAVE, Arch
 from hipfire_kernels.archs import arch as lookup
-from hipfire_kernels.authoring.args import Arg, Lds
+from hipfire_kernels.authoring import declaration
+from hipfire_kernels.authoring.args import Arg, Lds, Scalar, Tensor
 from hipfire_kernels.authoring.render import render
+from hipfire_kernels.authoring.templates import Template
 from hipfire_kernels.errors import InputError
 
 
@@ -54,10 +57,13 @@ class Site:
 
 @dataclass(frozen=True)
 class KernelFamily:
-    """One kernel family: its whole truth apart from the body, which is in `templates/<name>.hip.j2`.
+    """One kernel family: its whole truth apart from the body, which is a Jinja template.
+
+    It is checked where it is declared: a missing template, arguments of one name, a grid that uses a name nobody gives
+    and so on are an InputError there.
 
     Attributes:
-        name: the family's name and its template's.
+        name: the family's name; `template` and `body` left out, its template is the library's `<name>.hip.j2`.
         doc: one line: what one block owns.
         params: parameter name to its legal values. `variants()` is their product.
         entry: the kernel's symbol for a variant.
@@ -78,6 +84,8 @@ class KernelFamily:
             comes first. A name is a parameter of which any value serves, or "splits", the records of a family whose
             records cover splits. None of them changes the result by more than the order of its sums.
         early: variants whose kernel waits itself for the launch ahead of it, and so may begin before that has ended.
+        template: the file of the body. Headers that it includes are looked for beside it, then among the library's.
+        body: the body itself, in place of a file.
         where: combinations of parameters that exist; all by default.
         refuse: why a launch with these extents would be wrong although each argument is legal; None where it would not.
     """
@@ -98,13 +106,43 @@ class KernelFamily:
     graph_safe: bool = False
     space: Callable[[Variant, Site], Mapping[str, tuple[int, ...]]] = field(default=lambda v, site: {})
     early: Callable[[Variant], bool] = field(default=lambda v: False)
+    template: Path | None = None
+    body: str | None = None
     where: Callable[[Variant], bool] = field(default=lambda v: True)
     refuse: Callable[[Variant, SimpleNamespace], str | None] = field(default=lambda v, s: None)
 
+    def __post_init__(self) -> None:
+        declaration.check_name(self.name)
+        declaration.check_params(self.name, self.params)
+        if self.template is not None and self.body is not None:
+            raise InputError(f"{self.name} has a template and a body; give one of them")
+        declaration.check_template(self.name, self.origin)
+        entries: dict[str, str] = {}
+        for variant in self.variants():
+            which = ", ".join(f"{name}={value}" for name, value in variant.params) or "its one variant"
+            declaration.check_entry(self.name, variant.entry, entries, which)
+            entries[variant.entry] = which
+            self._check(variant)
+        if not entries:
+            raise InputError(f"{self.name}: `where` lets no combination of its parameters exist")
+
+    def _check(self, variant: Variant) -> None:
+        args = variant.args
+        declaration.check_args(self.name, args)
+        declaration.check_lds(self.name, variant.lds())
+        symbols = {extent for arg in args if isinstance(arg, Tensor) for extent in arg.shape if isinstance(extent, str)}
+        known = sorted({*symbols, *self.extents, *(arg.name for arg in args if isinstance(arg, Scalar))})
+        declaration.check_grid(self.name, lambda s: self.grid(variant, s), known)
+
     @property
-    def template(self) -> str:
-        """File name of the template."""
-        return f"{self.name}.hip.j2"
+    def origin(self) -> Template:
+        """Where the body is."""
+        if self.body is not None:
+            return Template(f"body of {self.name}", body=self.body)
+        if self.template is not None:
+            path = Path(self.template).absolute()
+            return Template(path.name, path.parent)
+        return Template(f"{self.name}.hip.j2")
 
     def variants(self) -> Iterator[Variant]:
         """Every legal variant, in the order of the declared values."""
@@ -178,9 +216,9 @@ class Variant:
         return self.family.doc
 
     @property
-    def template(self) -> str:
-        """File name of the template."""
-        return self.family.template
+    def template(self) -> Template:
+        """Where the body is."""
+        return self.family.origin
 
     @property
     def args(self) -> tuple[Arg, ...]:

@@ -6,16 +6,15 @@ evidence record names.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from types import SimpleNamespace
 from typing import Any, Protocol
 
-import jinja2
-
 from hipfire_kernels import layout
 from hipfire_kernels.archs import WAVE, Arch, arch
 from hipfire_kernels.authoring.args import C_TYPES, Arg, Lds, Scalar, Tensor
+from hipfire_kernels.authoring.places import mark, resolve, without
+from hipfire_kernels.authoring.templates import Template
 from hipfire_kernels.errors import RenderError
 
 _DIALECT_PARTS = {
@@ -40,8 +39,8 @@ class Renderable(Protocol):
         """The kernel's symbol."""
 
     @property
-    def template(self) -> str:
-        """File name of the template."""
+    def template(self) -> Template:
+        """The body."""
 
     @property
     def doc(self) -> str:
@@ -65,18 +64,6 @@ class Renderable(Protocol):
         """Threads of one block on an arch."""
 
 
-@functools.cache
-def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.PackageLoader("hipfire_kernels.templates", package_path=""),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        auto_reload=True,
-    )
-
-
 def render(variant: Renderable, arch_name: str = "gfx1100") -> str:
     """The HIP C++ source of a variant for an arch.
 
@@ -86,33 +73,21 @@ def render(variant: Renderable, arch_name: str = "gfx1100") -> str:
     """
     target = arch(arch_name)
     _check_limits(variant, target)
-    body = "".join(_render_parts(variant, target))
+    body = resolve(_parts(variant, target))
     return _banner(variant, target, body) + body
 
 
 def source_digest(source: str) -> str:
-    """SHA-256 of a rendered source, in hex. Evidence and artifacts are bound to it."""
-    return hashlib.sha256(source.encode()).hexdigest()
+    """SHA-256 of a rendered source, in hex. Evidence is bound to it, so that `#line` directives do not count."""
+    return hashlib.sha256(without(source).encode()).hexdigest()
 
 
-def _render_parts(variant: Renderable, target: Arch) -> list[str]:
-    env = _environment()
-    context = _context(variant, target)
+def _parts(variant: Renderable, target: Arch) -> str:
     arena = "_arena" if target.arena_bytes(variant.lds_bytes(target.name)) else ""
-    names = [*_DIALECT_PARTS[target.dialect + arena], variant.template]
+    names = [*_DIALECT_PARTS[target.dialect + arena], variant.template.name]
     if target.dialect == "host":
         names.append("host_entry.h.j2")
-    try:
-        return [env.get_template(name).render(context) for name in names]
-    except jinja2.UndefinedError as error:
-        raise RenderError(
-            f"{variant.template}: {error.message}. A template sees the parameters of its declaration "
-            f"({', '.join(name for name, _ in variant.params)}) and the constants of layout.py"
-        ) from error
-    except jinja2.TemplateNotFound as error:
-        raise RenderError(f"{variant.template}: there is no template {error.name!r}") from error
-    except jinja2.TemplateSyntaxError as error:
-        raise RenderError(f"{error.filename or error.name}:{error.lineno}: {error.message}") from error
+    return variant.template.render(names, _context(variant, target))
 
 
 def _context(variant: Renderable, target: Arch) -> dict[str, object]:
@@ -149,22 +124,18 @@ def _c_type(arg: Arg) -> str:
 
 def _signature(variant: Renderable, target: Arch) -> str:
     """The kernel's C signature, a tensor a line with its shape as comment."""
-    lines: list[str] = []
-    scalars: list[str] = []
-    args = variant.args
-    for arg in args:
-        if isinstance(arg, Tensor):
-            shape = "".join(f"[{extent}]" for extent in arg.shape)
-            lines.append(f"    {_c_type(arg)} __restrict__ {arg.name},  // {shape}")
-        else:
-            scalars.append(f"{_c_type(arg)} {arg.name}")
-    kinds = [isinstance(arg, Scalar) for arg in args]
-    if kinds != sorted(kinds) or not kinds[-1]:
-        raise RenderError(f"{variant.name}: an argument list is its tensors, then at least one scalar")
+    scalars = ", ".join(f"{_c_type(arg)} {arg.name}" for arg in variant.args if isinstance(arg, Scalar))
+    tensors = [arg for arg in variant.args if isinstance(arg, Tensor)]
+    lines = []
+    for arg in tensors:
+        shape = "".join(f"[{extent}]" for extent in arg.shape)
+        comma = "," if scalars or arg is not tensors[-1] else ""
+        lines.append(f"    {_c_type(arg)} __restrict__ {arg.name}{comma}  // {shape}")
     # A kernel that moves registers between its warpgroups must know how many it has: one block, all of them.
     bounds = f"{variant.threads(target.name)}{', 1' if target.arena_bytes(variant.lds_bytes(target.name)) else ''}"
     head = f'extern "C" __global__ __launch_bounds__({bounds}) void {variant.entry}('
-    return "\n".join([head, *lines, f"    {', '.join(scalars)})"])
+    text = [head, *lines, f"    {scalars})"]
+    return "\n".join(mark(f"declaration of {variant.name}", n) + line for n, line in enumerate(text, 1))
 
 
 def _lds_declarations(variant: Renderable, target: Arch) -> dict[str, str]:
@@ -195,7 +166,7 @@ def _check_limits(variant: Renderable, target: Arch) -> None:
 def _banner(variant: Renderable, target: Arch, body: str) -> str:
     parameters = ", ".join(f"{name}={value}" for name, value in variant.params)
     return (
-        f"// {variant.name}: {variant.template.removesuffix('.hip.j2')}({parameters}) for {target.name}\n"
+        f"// {variant.name}: {variant.template.name.removesuffix('.hip.j2')}({parameters}) for {target.name}\n"
         f"// One block owns {variant.doc}.\n"
         f"// body sha256 {source_digest(body)[:16]}\n\n"
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hipfire_kernels.authoring.places import NOWHERE, Places
 from hipfire_kernels.cli import _out, _select
 
 if TYPE_CHECKING:
@@ -57,38 +58,43 @@ def print_counts(listings: Sequence[tuple[str, Listing]]) -> None:
 
 def _parts(listed: Listing) -> Iterator[tuple[str, Counts]]:
     yield "kernel", listed.totals
-    text = listed.source.splitlines()
+    places = Places.of(listed.source)
     for number, loop in enumerate(listed.loops, 1):
         first, last = loop.lines
-        begins = text[first - 1].strip()[:40] if 0 < first <= len(text) else ""
-        yield f"{'  ' * (loop.depth - 1)}loop {number}, lines {first}-{last}  {begins}".rstrip(), loop.counts
+        where = f"{first}-{last.line}" if first.file else "no line"
+        yield f"{'  ' * (loop.depth - 1)}loop {number}, {where}  {places.text(first)[:40]}".rstrip(), loop.counts
 
 
 def _code(listed: Listing) -> Iterator[str]:
     """The instructions, each run of them under the source line that it comes from, with the loop in the margin."""
-    text = listed.source.splitlines()
+    places = Places.of(listed.source)
     inmost = {i: number for number, loop in enumerate(listed.loops, 1) for i in loop.instructions}
-    place = (0, 0)
+    place = (NOWHERE, NOWHERE)
     for index, one in enumerate(listed.instructions):
         yield from (f"{label}:" for label in one.labels)
-        if (one.line, one.body_line) != place:
-            place = (one.line, one.body_line)
-            called = f"   (for line {one.body_line})" if one.body_line != one.line else ""
-            if 0 < one.line <= len(text):
-                yield f"{one.line:5} | {text[one.line - 1].strip()}{called}"
+        if (one.at, one.body) != place:
+            place = (one.at, one.body)
+            called = f"   (for {one.body})" if one.body != one.at else ""
+            if one.at.file:
+                yield f"{one.at} | {places.text(one.at)}{called}"
         loop = f"loop {inmost[index]}" if index in inmost else ""
         yield f"{loop:{_MARGIN}}{one.kind:8} {one.text}"
 
 
 def _document(listed: Listing, *, with_code: bool) -> dict[str, Any]:
     loops = [
-        {"depth": loop.depth, "parent": loop.parent, "lines": loop.lines, "counts": dict(loop.counts)}
+        {
+            "depth": loop.depth,
+            "parent": loop.parent,
+            "lines": [str(place) for place in loop.lines],
+            "counts": dict(loop.counts),
+        }
         for loop in listed.loops
     ]
     found: dict[str, Any] = {"entry": listed.entry, "arch": listed.arch, "totals": dict(listed.totals), "loops": loops}
     if with_code:
         found["instructions"] = [
-            {"text": one.text, "class": one.kind, "line": one.line, "body_line": one.body_line}
+            {"text": one.text, "class": one.kind, "at": str(one.at), "body": str(one.body)}
             for one in listed.instructions
         ]
     return found

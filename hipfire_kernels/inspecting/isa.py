@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 
 from hipfire_kernels.archs import arch as lookup
+from hipfire_kernels.authoring.places import NOWHERE, Place
 from hipfire_kernels.building.builder import Buildable
 from hipfire_kernels.building.toolchains import Toolchain
 from hipfire_kernels.building.toolchains.registry import choose
@@ -92,16 +94,16 @@ class Instruction:
     Attributes:
         text: as the assembler writes it.
         kind: its class, of `KINDS`.
-        line: the line of the rendered source it comes from; 0 where the compiler does not say.
-        body_line: the line in the kernel's body that it comes from: where `line` is in a function that the compiler
-            inlined, the line that calls it.
+        at: the line of a template that it comes from; nowhere where the compiler does not say.
+        body: the line in the kernel's body that it comes from: where `at` is in a function that the compiler inlined,
+            the line that calls it.
         labels: names of the place.
     """
 
     text: str
     kind: str
-    line: int = 0
-    body_line: int = 0
+    at: Place = NOWHERE
+    body: Place = NOWHERE
     labels: tuple[str, ...] = ()
 
 
@@ -118,14 +120,14 @@ class Loop:
         parent: index in `Listing.loops` of the loop around it, None for an outermost one.
         counts: instructions of one turn, each inner loop counted once.
         lines: first and last line in the kernel's body that its instructions come from, those that the compiler moved
-            too; (0, 0) where it says nothing.
+            too, of the template that most of them are in; nowhere where it says nothing.
         instructions: indices into `Listing.instructions`.
     """
 
     depth: int
     parent: int | None
     counts: Counts
-    lines: tuple[int, int]
+    lines: tuple[Place, Place]
     instructions: frozenset[int]
 
 
@@ -136,7 +138,7 @@ class Listing:
     Attributes:
         entry: the kernel's symbol.
         arch: exact arch name.
-        source: the rendered source that the lines count in.
+        source: the rendered source, with the text of the lines.
         instructions: in the order of the code.
         targets: index of an instruction to the label that it may jump to.
     """
@@ -215,14 +217,14 @@ def _read_amd(lines: Sequence[str]) -> tuple[list[Instruction], dict[int, str]]:
     found: list[Instruction] = []
     targets: dict[int, str] = {}
     labels: list[str] = []
-    place = (0, 0)
+    place = (NOWHERE, NOWHERE)
     for line in lines:
         code, _, comment = line.partition(";")
         code = code.strip()
         if code.startswith(".loc"):
-            inner = int(code.split()[2])
-            calls = [int(n) for n in re.findall(r"@\[ [^\s:]+:(\d+)", comment)]
-            place = (inner, calls[-1] if calls else inner)
+            # `file:line:column @[ file:line:column @[ ... ] ]`, the inmost first.
+            chain = [Place(file, int(number)) for file, number in re.findall(r"([^@\[\]]+?):(\d+):\d+", comment)]
+            place = (chain[0], chain[-1]) if chain else (NOWHERE, NOWHERE)
         elif code.endswith(":"):
             labels += [] if code.startswith((".Ltmp", ".Lfunc")) else [code[:-1]]  # of the line tables
         elif code and not code.startswith("."):
@@ -237,13 +239,13 @@ def _read_sass(lines: Sequence[str]) -> tuple[list[Instruction], dict[int, str]]
     found: list[Instruction] = []
     targets: dict[int, str] = {}
     labels: list[str] = []
-    notes: list[int] = []
-    place = (0, 0)
+    notes: list[Place] = []
+    place = (NOWHERE, NOWHERE)
     for line in lines:
-        noted = re.match(r'\s*//## File "[^"]*", line (\d+)', line)
+        noted = re.match(r'\s*//## File "([^"]*)", line (\d+)', line)
         code = re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", line)
         if noted:
-            notes.append(int(noted[1]))
+            notes.append(Place(noted[1].rpartition("/")[2], int(noted[2])))
         elif label := re.match(r"(\.L_x_\d+):", line):
             labels.append(label[1])
         elif code:
@@ -290,14 +292,22 @@ def _loops(listed: Listing) -> tuple[Loop, ...]:
         parent = min(around, key=lambda i: len(found[i].blocks), default=None)
         inside = frozenset(i for block in cycle.blocks for i in blocks[block])
         code = [listed.instructions[i] for i in sorted(inside)]
-        lines = [one.body_line for one in code if one.body_line]
         loops.append(
             Loop(
                 depth=1 if parent is None else loops[parent].depth + 1,
                 parent=parent,
                 counts=count(code),
-                lines=(min(lines, default=0), max(lines, default=0)),
+                lines=_span([one.body for one in code if one.body.line]),
                 instructions=inside,
             )
         )
     return tuple(loops)
+
+
+def _span(places: Sequence[Place]) -> tuple[Place, Place]:
+    """The first and last of those in the file that most are in."""
+    if not places:
+        return (NOWHERE, NOWHERE)
+    [(file, _)] = Counter(place.file for place in places).most_common(1)
+    inside = [place for place in places if place.file == file]
+    return (min(inside), max(inside))

@@ -142,10 +142,10 @@ struct Place {{
     unsigned line, column;
 }};
 }}
-#define HK_FAULT(name, number)                                                                            \\
-    extern "C" __attribute__((visibility("hidden"), used, no_sanitize("undefined"))) void                 \\
-        __ubsan_handle_##name(const hk::Place* at, ...) {{                                                 \\
-        hk::fail((hk::Error)number, (int)at->line, (int)at->column);                                      \\
+#define HK_FAULT(name, number)                                                            \\
+    extern "C" __attribute__((visibility("hidden"), used, no_sanitize("undefined"))) void \\
+        __ubsan_handle_##name(const hk::Place* at, ...) {{                                 \\
+        hk::fail((hk::Error)number, {{at->file, (int)at->line}}, {{"", (int)at->column}});    \\
     }}
 {functions}
 """

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hipfire_kernels.archs import arch
+from hipfire_kernels.authoring.places import Place, Places
 from hipfire_kernels.building.toolchains import sanitized
 from hipfire_kernels.errors import DeadlockError, DeviceError, InputError, UndefinedBehaviour
 from hipfire_kernels.running.devices import dlpack
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 _CDEF = """
 typedef struct { unsigned grid[3], threads, lds_bytes, permute; unsigned long long seed; } hk_launch;
 typedef struct { void* workspace; char* stacks; unsigned long stack_bytes, stack_stride; } hk_arena;
-typedef struct { unsigned block[3], thread; int line, other_line; } hk_report;
+typedef struct { unsigned block[3], thread; int line, other_line; const char *file, *other_file; } hk_report;
 extern unsigned long hk_workspace_bytes;
 int hk_run(const hk_launch*, void**, unsigned long long first, unsigned long long last, const hk_arena*, hk_report*);
 """
@@ -197,18 +198,20 @@ class Failure:
     code: int
     block: tuple[int, int, int]
     thread: int
-    line: int
-    other_line: int
+    at: Place
+    other: Place
 
     def exception(self, artifact: Artifact) -> DeviceError:
         """The error to raise, with the text of the source lines."""
 
-        def quoted(line: int) -> str:
-            lines = artifact.source.splitlines()
-            return f"line {line}: {lines[line - 1].strip()!r}" if 0 < line <= len(lines) else "its end"
+        places = Places.of(artifact.source)
+
+        def quoted(place: Place) -> str:
+            text = places.text(place)
+            return f"{place}: {text!r}" if text else "its end"
 
         at = f"{artifact.entry}, block {self.block}, thread {self.thread}"
-        here, there = quoted(self.line), quoted(self.other_line)
+        here, there = quoted(self.at), quoted(self.other)
         if self.code == _NO_ARENA:
             return DeviceError(
                 f"{artifact.entry}: no memory for the stacks of a block's threads, {STACK_BYTES // 1024} KiB and two "
@@ -225,12 +228,12 @@ class Failure:
             )
         if self.code == _LDS_OVERRUN:
             return DeviceError(
-                f"{artifact.entry}, block {self.block}: wrote {self.line} bytes behind its "
+                f"{artifact.entry}, block {self.block}: wrote {self.at.line} bytes behind its "
                 f"{artifact.resources.lds_bytes} bytes of LDS"
             )
         if self.code >= sanitized.FIRST_CODE:
             fault = list(sanitized.FAULTS.values())[self.code - sanitized.FIRST_CODE]
-            return UndefinedBehaviour(f"{at}: {fault}, at {here}, column {self.other_line}")
+            return UndefinedBehaviour(f"{at}: {fault}, at {here}, column {self.other.line}")
         return DeviceError(f"{at}: the host runtime returned {self.code}")
 
 
@@ -238,7 +241,7 @@ def _run(kernel: HostKernel, launch: Any, args: KernelArgs, first: int, last: in
     try:
         own = arena(launch.threads, kernel.workspace_bytes)
     except OSError:
-        return Failure(_NO_ARENA, (0, 0, 0), 0, 0, 0)
+        return Failure(_NO_ARENA, (0, 0, 0), 0, Place(), Place())
     memory = _FFI.new(
         "hk_arena*", (_FFI.cast("void*", own.workspace), _FFI.cast("char*", own.stacks), STACK_BYTES, own.stride)
     )
@@ -248,4 +251,10 @@ def _run(kernel: HostKernel, launch: Any, args: KernelArgs, first: int, last: in
     if code == 0:
         return None
     where = (report.block[0], report.block[1], report.block[2])
-    return Failure(code, where, report.thread, report.line, report.other_line)
+    at, other = _place(report.file, report.line), _place(report.other_file, report.other_line)
+    return Failure(code, where, report.thread, at, other)
+
+
+def _place(file: Any, line: int) -> Place:
+    """A line that the runtime names; a kernel of another revision may name no file."""
+    return Place(_FFI.string(file).decode() if file else "", line)

@@ -1,0 +1,128 @@
+"""What is refused where a family is declared, by a message that shows it: before any render, compile or launch."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from hipfire_kernels.authoring.args import C_TYPES, LDS_TYPES, Arg, Lds, Scalar, Tensor
+from hipfire_kernels.authoring.templates import Template
+from hipfire_kernels.errors import InputError
+
+_WORD = re.compile(r"[A-Za-z_]\w*")
+
+Grid = tuple[int, int, int]
+
+
+def check_name(name: Any) -> None:
+    """A family's name is the stem of a file and part of symbols."""
+    if not isinstance(name, str) or not _WORD.fullmatch(name):
+        raise InputError(f"a family is named {name!r}; required: letters, digits and underscores")
+
+
+def check_params(name: str, params: Mapping[str, Sequence[Any]]) -> None:
+    """Every parameter has a word for a name, and values, each once."""
+    for parameter, values in params.items():
+        if not _WORD.fullmatch(parameter):
+            raise InputError(f"{name}: a parameter is named {parameter!r}; required: a word, as a template uses it")
+        if isinstance(values, str) or not isinstance(values, Sequence):
+            raise InputError(f"{name}: parameter {parameter} has {values!r}; required: a tuple of its legal values")
+        if not values:
+            raise InputError(f"{name}: parameter {parameter} has no value; give its legal values, at least one")
+        if len(set(values)) < len(values):
+            raise InputError(f"{name}: parameter {parameter} has a value twice: {', '.join(map(str, values))}")
+
+
+def check_template(name: str, template: Template) -> None:
+    """The body is there."""
+    if template.path is not None and not template.path.is_file():
+        raise InputError(
+            f"{name}: there is no template {template.path.name} in {template.path.parent}; write it, or give the "
+            "family template=Path(...) of another file, or body='...'"
+        )
+
+
+def check_entry(name: str, entry: Any, others: Mapping[str, str], which: str) -> None:
+    """A symbol of C that no other variant has."""
+    if not isinstance(entry, str) or not _WORD.fullmatch(entry):
+        raise InputError(f"{name}: entry of {which} is {entry!r}; required: a C identifier")
+    if entry in others:
+        raise InputError(f"{name}: {others[entry]} and {which} have one entry, {entry}; name the parameters in it")
+
+
+def check_args(name: str, args: Sequence[Arg]) -> None:
+    """Tensors, at least one of them written, then scalars; of known dtypes, each name once."""
+    seen: set[str] = set()
+    for arg in args:
+        if not isinstance(arg, (Tensor, Scalar)):
+            raise InputError(f"{name}: an argument is {arg!r}; required: a Tensor or a Scalar")
+        if not isinstance(arg.name, str) or not _WORD.fullmatch(arg.name):
+            raise InputError(f"{name}: an argument is named {arg.name!r}; required: a word")
+        if arg.name in seen:
+            raise InputError(f"{name}: two arguments are named {arg.name}")
+        seen.add(arg.name)
+        if arg.dtype not in C_TYPES:
+            raise InputError(f"{name}: {arg.name} has dtype {arg.dtype!r}; required: one of {', '.join(C_TYPES)}")
+        if isinstance(arg, Tensor):
+            _check_shape(name, arg)
+    kinds = [isinstance(arg, Scalar) for arg in args]
+    if kinds != sorted(kinds):
+        order = ", ".join(arg.name for arg in args)
+        raise InputError(f"{name}: its arguments are {order}; required: its tensors, then its scalars")
+    if not any(isinstance(arg, Tensor) and arg.writes for arg in args):
+        raise InputError(f"{name}: no argument has writes=True; a kernel that writes nothing has no result")
+
+
+def _check_shape(name: str, arg: Tensor) -> None:
+    for extent in arg.shape:
+        good = _WORD.fullmatch(extent) if isinstance(extent, str) else isinstance(extent, int) and extent > 0
+        if not good:
+            raise InputError(
+                f"{name}: {arg.name} has an extent {extent!r}; required: a positive number, or a symbol's name"
+            )
+
+
+def check_lds(name: str, regions: Sequence[Lds]) -> None:
+    """Known C types, positive counts, each name once."""
+    names = [region.name for region in regions]
+    for region in regions:
+        if region.ctype not in LDS_TYPES:
+            raise InputError(
+                f"{name}: LDS array {region.name} is of {region.ctype!r}; required: one of {', '.join(LDS_TYPES)}"
+            )
+        if names.count(region.name) > 1:
+            raise InputError(f"{name}: two LDS arrays are named {region.name}")
+        if region.count < 1:
+            raise InputError(f"{name}: LDS array {region.name} has {region.count} elements; required: at least one")
+
+
+def check_grid(name: str, grid: Callable[[SimpleNamespace], Any], known: Sequence[str]) -> None:
+    """The grid is tried with every symbol at 1: names that no argument gives, and what is no grid, are found so."""
+    try:
+        found = grid(SimpleNamespace(**dict.fromkeys(known, 1)))
+    except AttributeError as error:
+        raise InputError(
+            f"{name}: its grid does not work out: {error}. It may use the symbols of shapes, scalars and extents: "
+            f"{', '.join(known)}"
+        ) from error
+    except ArithmeticError:  # one that needs larger extents
+        return
+    as_grid(name, found)
+
+
+def as_grid(name: str, blocks: Any) -> Grid:
+    """Blocks in x, y, z as three integers, of which none is negative.
+
+    Raises:
+        InputError: they are something else.
+    """
+    try:
+        x, y, z = (operator.index(extent) for extent in blocks)
+    except (TypeError, ValueError):
+        raise InputError(f"{name}: its grid is {blocks!r}; required: three integers, the blocks in x, y, z") from None
+    if min(x, y, z) < 0:
+        raise InputError(f"{name}: its grid is {blocks!r}; required: no negative number of blocks")
+    return (x, y, z)
