@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 import typer
 
+from hipfire_kernels.authoring.places import NOWHERE, Places
+from hipfire_kernels.building.toolchains import diagnostics
 from hipfire_kernels.cli import _out
 from hipfire_kernels.errors import (
     CheckpointError,
@@ -34,7 +34,6 @@ _CODES: tuple[tuple[type[HipfireError], int], ...] = (
 )
 """The first class that an error is of decides."""
 
-_PLACE = re.compile(r"(?m)^[^\s:]*:(\d+):\d+: (?:fatal )?error")
 _AROUND = 3
 
 
@@ -51,23 +50,18 @@ def report(error: HipfireError, *, as_json: bool) -> None:
 
 
 def describe(error: HipfireError) -> str:
-    """The message of an error; for a refused source with the compiler's log and the lines it speaks of."""
+    """The message of an error; for a refused source also the lines around the first error, and the compiler's log."""
     if not isinstance(error, CompileError):
         return str(error)
-    places = [int(line) for line in _PLACE.findall(error.log)]
+    places, found = Places.of(error.source), diagnostics.read(error.log, error.source)
     parts = [str(error)]
+    first = next((one.place for one in found if one.kind == "error" and one.place.file), NOWHERE)
+    around = places.around(first, _AROUND)
+    if around:
+        parts.append(f"{first.file}\n{around}")
     if error.log and error.log.strip() not in parts[0]:
         parts.append(error.log.strip())
-    if places:
-        parts.append(numbered(error.source, places[0]))
     return "\n".join(parts)
-
-
-def numbered(source: str, line: int) -> str:
-    """A few lines of a source around one of them, with their numbers; that one is marked."""
-    lines = source.splitlines()
-    first, last = max(1, line - _AROUND), min(len(lines), line + _AROUND)
-    return "\n".join(f"{'>' if n == line else ' '} {n:5} | {lines[n - 1]}" for n in range(first, last + 1))
 
 
 def refuse(message: str) -> typer.Exit:

@@ -223,7 +223,9 @@ def _read_amd(lines: Sequence[str]) -> tuple[list[Instruction], dict[int, str]]:
         code = code.strip()
         if code.startswith(".loc"):
             # `file:line:column @[ file:line:column @[ ... ] ]`, the inmost first.
-            chain = [Place(file, int(number)) for file, number in re.findall(r"([^@\[\]]+?):(\d+):\d+", comment)]
+            chain = [
+                Place(file.strip(), int(number)) for file, number in re.findall(r"([^@\[\]]+?):(\d+):\d+", comment)
+            ]
             place = (chain[0], chain[-1]) if chain else (NOWHERE, NOWHERE)
         elif code.endswith(":"):
             labels += [] if code.startswith((".Ltmp", ".Lfunc")) else [code[:-1]]  # of the line tables

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hipfire_kernels.building.toolchains import diagnostics
 from hipfire_kernels.errors import CompileError
 
 LIMIT_S = 120.0
@@ -53,13 +54,12 @@ def run(argv: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] 
 
 
 def refusal(who: str, arch: str, finished: Finished, source: str) -> CompileError:
-    """The error for a compiler that failed: the first line that says why, with the whole text in `.log`."""
+    """The error for a compiler that failed: every error it found, at the line of its template."""
+    found = [str(one) for one in diagnostics.read(finished.err, source) if one.kind == "error"]
     lines = [line for line in finished.err.splitlines() if line.strip()]
-    errors = [line for line in lines if "error:" in line]
-    said = errors[0] if errors else lines[-1] if lines else f"{finished.failure}, without a word"
-    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    said = found or [lines[-1] if lines else f"{finished.failure}, without a word"]
     return CompileError(
-        f"{who} did not compile the source for {arch}: {said}{more}; {finished.failure}; whole text in .log",
+        "\n  ".join([f"{who} did not compile the source for {arch} ({finished.failure}):", *said]),
         log=finished.err,
         source=source,
     )
