@@ -140,8 +140,13 @@ class TestReading:
             *[(7, 241)] * 2,
         ]
         outer, inner = listed.loops
-        assert (outer.depth, outer.parent, outer.lines, outer.counts["all"]) == (1, None, (241, 244), 9)
-        assert (inner.depth, inner.parent, inner.lines) == (2, 0, (243, 243))
+        assert (outer.depth, outer.parent, outer.lines, outer.counts["all"]) == (
+            1,
+            None,
+            (Place("kernel.hip", 241), Place("kernel.hip", 244)),
+            9,
+        )
+        assert (inner.depth, inner.parent, inner.lines) == (2, 0, (Place("kernel.hip", 243),) * 2)
         assert some(inner.counts) == {"matrix": 1, "vector": 1, "branch": 1, "all": 3}
 
     def test_sass(self) -> None:
@@ -151,7 +156,7 @@ class TestReading:
         assert some(loop.counts) == {
             "matrix": 1, "load": 1, "lds": 1, "lane": 1, "vector": 1, "branch": 3, "wait": 1, "all": 9,
         }  # fmt: skip
-        assert loop.lines == (288, 288)
+        assert loop.lines == (Place("kernel.cu", 288),) * 2
 
     def test_another_function_is_not_read(self) -> None:
         with pytest.raises(ToolchainError, match="has no function 'kern'"):

@@ -54,7 +54,9 @@ class Template:
             raise RenderError(_undefined(error, context)) from error
         except jinja2.TemplateNotFound as error:
             where = _raised_at(error) or self.name
-            raise RenderError(f"{where}: there is no template {error.name!r}") from error
+            close = difflib.get_close_matches(error.name or "", environment.list_templates(), n=1)
+            meant = f"; did you mean {close[0]!r}?" if close else ""
+            raise RenderError(f"{where}: there is no template {error.name!r}{meant}") from error
         except jinja2.TemplateSyntaxError as error:
             raise RenderError(f"{error.name or error.filename}:{error.lineno}: {error.message}") from error
 
@@ -96,7 +98,7 @@ def _undefined(error: jinja2.UndefinedError, context: Mapping[str, Any]) -> str:
         wanted = name[1] or name[2]
         if name[2]:  # an attribute of `lds`, the one name with any
             known = sorted(f"lds.{region}" for region in vars(context["lds"]))
-            wanted = f"lds.{wanted}"
+            said, wanted = f"no LDS array {wanted!r} is declared", f"lds.{wanted}"
         close = difflib.get_close_matches(wanted, known, n=1)
     meant = f" Did you mean {close[0]!r}?" if close else ""
     return f"{where}: {said}.{meant} Defined here: {', '.join(known)}"
