@@ -54,7 +54,7 @@ class Template:
             raise RenderError(_undefined(error, context)) from error
         except jinja2.TemplateNotFound as error:
             where = _raised_at(error) or self.name
-            close = difflib.get_close_matches(error.name or "", environment.list_templates(), n=1)
+            close = difflib.get_close_matches(str(error.name), environment.list_templates(), n=1)
             meant = f"; did you mean {close[0]!r}?" if close else ""
             raise RenderError(f"{where}: there is no template {error.name!r}{meant}") from error
         except jinja2.TemplateSyntaxError as error:
