@@ -23,6 +23,10 @@ class Tensor:
         writes: the kernel writes this array.
         align: bytes its address must be a multiple of, where that is more than its dtype asks for.
         largest: magnitude from which on the kernel's result is infinite or NaN; never a plausible number.
+        reads: the kernel reads what the array holds, too; by default it reads what it does not write.
+        between: the least value and the one behind the greatest, for an array of whole numbers that must not hold any:
+            indices below the symbol "n" are `(0, "n")`.
+        contents: those of drawn cases, for an array that not all make sense in; names of `checking.contents`.
     """
 
     name: str
@@ -31,14 +35,27 @@ class Tensor:
     writes: bool = False
     align: int = 1
     largest: float = math.inf
+    reads: bool | None = None
+    between: tuple[int, Dim] | None = None
+    contents: tuple[str, ...] = ()
+
+    @property
+    def read(self) -> bool:
+        """Whether the kernel reads what the array holds."""
+        return not self.writes if self.reads is None else self.reads
 
 
 @dataclass(frozen=True)
 class Scalar:
-    """A by-value argument. One that shares its name with a shape symbol is filled in from the arrays."""
+    """A by-value argument. One that shares its name with a shape symbol is filled in from the arrays.
+
+    Attributes:
+        between: least and greatest value of drawn cases.
+    """
 
     name: str
     dtype: str
+    between: tuple[float, float] = (1, 4)
 
 
 Arg = Tensor | Scalar

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,29 @@ def check_params(name: str, params: Mapping[str, Sequence[Any]]) -> None:
             raise InputError(f"{name}: parameter {parameter} has no value; give its legal values, at least one")
         if len(set(values)) < len(values):
             raise InputError(f"{name}: parameter {parameter} has a value twice: {', '.join(map(str, values))}")
+
+
+def check_extents(name: str, extents: Mapping[str, tuple[int, int]]) -> None:
+    """Each has a least and a greatest value."""
+    for symbol, bounds in extents.items():
+        if not isinstance(bounds, tuple) or len(bounds) != 2 or not 0 <= bounds[0] <= bounds[1]:
+            raise InputError(f"{name}: extent {symbol} has {bounds!r}; required: (least, greatest)")
+
+
+def check_oracle(name: str, reference: Any, oracle: Any) -> None:
+    """Not both, and of a kind that can be used. A family with neither can be built and launched, but not checked."""
+    if reference is not None and oracle is not None:
+        raise InputError(f"{name}: reference= and oracle= are both given; required: one of them")
+    if reference is not None and not callable(reference):
+        raise InputError(f"{name}: reference is {reference!r}; required: a function")
+    if isinstance(oracle, str):
+        module, colon, attribute = oracle.partition(":")
+        try:
+            found = bool(colon and attribute.isidentifier()) and importlib.util.find_spec(module) is not None
+        except (ImportError, ValueError):
+            found = False
+        if not found:
+            raise InputError(f'{name}: oracle {oracle!r} is not known; required: an Oracle, or "package.module:NAME"')
 
 
 def check_template(name: str, template: Template) -> None:

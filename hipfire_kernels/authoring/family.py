@@ -55,7 +55,7 @@ class Site:
     rows: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class KernelFamily:
     """One kernel family: its whole truth apart from the body, which is a Jinja template.
 
@@ -68,14 +68,21 @@ class KernelFamily:
         params: parameter name to its legal values. `variants()` is their product.
         entry: the kernel's symbol for a variant.
         args: the argument list for a variant, in signature order.
-        extents: names a launch must give that are no kernel argument but shape the grid.
+        extents: least and greatest value of symbols in drawn cases. A name that is neither a symbol of the shapes nor a
+            scalar is one that a launch must give beside the arguments, for the grid.
         grid: blocks in x, y, z, from the variant and the bound symbols of a launch.
         block: threads in a block, a multiple of 32; a function where it depends on the arch.
         lds: the LDS arrays, which may depend on the arch.
-        oracle: which check of `parity` holds this family against `reference`.
+        reference: what the kernel must compute: a function of its arguments by name, arrays as numpy arrays and scalars
+            as numbers, that returns the written arrays by name (the array itself where there is one) in float64. It is
+            given copies. Its cases are drawn from the declaration.
+        oracle: in place of a reference, a `checking.oracle.Oracle`, which draws and checks cases in its own way; or where
+            to import one from, as "package.module:NAME".
         tolerance: the limit that check applies; a function where it depends on the variant.
         records: what one partial record covers: a "tile" of 128 keys, or a "split" of the context, of which there are
             as many whatever the context; "" for a family that writes none.
+        deterministic: the same arguments give the same bits, whatever order threads and blocks run in; not so where
+            floats are added by atomics.
         exact: a row has the same bits in any call, so that no free choice which changes them (the number of splits)
             may follow the rows beside it, nor the context, which they share.
         graph_safe: a captured launch stays right as the context grows: what it depends on is read on the device, or can
@@ -96,12 +103,14 @@ class KernelFamily:
     entry: Callable[[Variant], str]
     args: Callable[[Variant], tuple[Arg, ...]]
     grid: Callable[[Variant, SimpleNamespace], tuple[int, int, int]]
-    oracle: str
     tolerance: Tolerance | Callable[[Variant], Tolerance]
-    extents: tuple[str, ...] = ()
+    reference: Callable[..., Any] | None = None
+    oracle: Any = None
+    extents: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     block: int | Callable[[Variant, Arch], int] = WAVE
     lds: Callable[[Variant, Arch], tuple[Lds, ...]] = field(default=lambda v, arch: ())
     records: str = ""
+    deterministic: bool = True
     exact: bool = True
     graph_safe: bool = False
     space: Callable[[Variant, Site], Mapping[str, tuple[int, ...]]] = field(default=lambda v, site: {})
@@ -114,6 +123,8 @@ class KernelFamily:
     def __post_init__(self) -> None:
         declaration.check_name(self.name)
         declaration.check_params(self.name, self.params)
+        declaration.check_oracle(self.name, self.reference, self.oracle)
+        declaration.check_extents(self.name, self.extents)
         if self.template is not None and self.body is not None:
             raise InputError(f"{self.name} has a template and a body; give one of them")
         declaration.check_template(self.name, self.origin)

@@ -53,7 +53,6 @@ PROBE = KernelFamily(
     ),
     grid=lambda v, s: (s.cases, 1, 1),
     lds=lambda v, arch: (Lds("tile", "Chunk", 64 * 8),),
-    oracle="none",
     tolerance=Tolerance(0),
 )
 

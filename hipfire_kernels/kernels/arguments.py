@@ -7,6 +7,11 @@ from hipfire_kernels.authoring.family import Tolerance, Variant
 from hipfire_kernels.layout import MAX_SPLITS, Q8_BLOCK, Q8_BYTES, RECORD_HEAD
 
 HEAD_DIMS = tuple(range(Q8_BLOCK, 257, Q8_BLOCK))
+_ORACLES = "hipfire_kernels.testing.oracles"
+ATTEND, SPLIT, MERGE = f"{_ORACLES}:ATTEND", f"{_ORACLES}:SPLIT", f"{_ORACLES}:MERGE"
+QUANTIZE, DRAFT = f"{_ORACLES}:QUANTIZE", f"{_ORACLES}:DRAFT"
+"""Where the library's checks are: of attention calls, which take more than one launch, and of the cache write."""
+
 EXACT_F32 = Tolerance(worst_row=1e-5)
 
 

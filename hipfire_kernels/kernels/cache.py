@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hipfire_kernels.authoring.args import Scalar, Tensor
 from hipfire_kernels.authoring.family import KernelFamily, Variant
-from hipfire_kernels.kernels.arguments import EXACT_F32, POSITIONS, ints
+from hipfire_kernels.kernels.arguments import EXACT_F32, POSITIONS, QUANTIZE, ints
 from hipfire_kernels.layout import Q8_BYTES
 
 
@@ -16,7 +16,15 @@ def _kv_write_args(v: Variant) -> tuple[Tensor | Scalar, ...]:
         return Tensor(name, "u8", ("capacity", "n_kv_heads", "head_blocks", Q8_BYTES), writes=True)
 
     if v.pair:
-        return (new("k"), new("v"), cache("k_cache"), cache("v_cache"), POSITIONS, *ints("n_kv_heads", "head_blocks"))
+        return (
+            new("k"),
+            new("v"),
+            cache("k_cache"),
+            cache("v_cache"),
+            POSITIONS,
+            QUANTIZE,
+            *ints("n_kv_heads", "head_blocks"),
+        )
     return (new("x"), cache("cache"), POSITIONS, *ints("n_kv_heads", "head_blocks"))
 
 
@@ -27,7 +35,7 @@ KV_WRITE = KernelFamily(
     entry=lambda v: "kv_cache_write_q8_0_pair_batched" if v.pair else "kv_cache_write_q8_0_batched",
     args=_kv_write_args,
     grid=lambda v, s: (s.n_kv_heads * s.head_blocks, s.rows, 2 if v.pair else 1),
-    oracle="quantize",
+    oracle=QUANTIZE,
     tolerance=EXACT_F32,
     graph_safe=True,
 )

@@ -9,6 +9,7 @@ from hipfire_kernels.archs import WAVE, Arch
 from hipfire_kernels.authoring.args import Lds, Scalar, Tensor
 from hipfire_kernels.authoring.family import KernelFamily, Site, Tolerance, Variant
 from hipfire_kernels.kernels.arguments import (
+    DRAFT,
     EXACT_F32,
     F16_MAX,
     HEAD_DIMS,
@@ -46,7 +47,7 @@ DFLASH = KernelFamily(
     grid=_draft_grid,
     block=4 * WAVE,
     lds=lambda v, arch: (Lds("scores", "float", TILE), Lds("weights", "float", TILE)),
-    oracle="draft",
+    oracle=DRAFT,
     tolerance=EXACT_F32,
 )
 
@@ -80,7 +81,7 @@ def _draft_matrix(waves: int, head_dims: tuple[int, ...]) -> KernelFamily:
         grid=lambda v, s: (s.n_kv_heads * ceil_div(s.rows * (s.n_heads // s.n_kv_heads), pairs), 1, 1),
         block=waves * WAVE,
         lds=lambda v, arch: tuple(Lds(term, "Chunk", pairs * v.head_dim // 8) for term in ("query_hi", "query_lo")),
-        oracle="draft",
+        oracle=DRAFT,
         tolerance=F16_TWO_TERMS,
     )
 
@@ -118,7 +119,7 @@ DFLASH_N64 = KernelFamily(
     ),
     block=N64_WAVES * WAVE,
     lds=_n64_lds,
-    oracle="draft",
+    oracle=DRAFT,
     tolerance=F16_TWO_TERMS,
     records="split",
     space=_n64_space,

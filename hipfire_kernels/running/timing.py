@@ -35,7 +35,6 @@ READ = KernelFamily(
     ),
     grid=lambda v, s: (s.blocks, 1, 1),
     block=512,
-    oracle="none",
     tolerance=Tolerance(0),
 )
 

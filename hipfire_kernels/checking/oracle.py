@@ -1,0 +1,95 @@
+"""What holds a family's variants against what they must compute: where cases come from, and what one of them shows."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from hipfire_kernels.authoring.family import KernelFamily, Variant
+from hipfire_kernels.checking.declared import Declared
+from hipfire_kernels.checking.result import Checked
+from hipfire_kernels.errors import InputError
+from hipfire_kernels.running.devices.protocol import Device
+
+T = TypeVar("T")
+
+
+class Source(Protocol):
+    """What picks for `Oracle.draw`."""
+
+    def pick(self, axis: str, values: Sequence[T], *, small: bool) -> T:
+        """One of the values. `small`: leaning to the first ones."""
+
+    def seed(self) -> int:
+        """A number below 2**32."""
+
+
+class Case(Protocol):
+    """One input, said in names and numbers."""
+
+    def describe(self) -> str:
+        """In one line."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; with `variant`, the entry point. `Oracle.read` takes it back."""
+
+
+class Oracle(Protocol):
+    """The check of a family. Cases are the oracle's own; everybody else passes them on."""
+
+    def grid(self, variant: Variant, *, quick: bool) -> Iterator[Any]:
+        """The fixed cases of `hfk parity`."""
+
+    def check(self, variant: Variant, case: Any, device: Device) -> Checked:
+        """Run a case of the grid."""
+
+    def draw(self, variant: Variant, source: Source, work: int) -> Any:
+        """A case that costs about `work` steps at most."""
+
+    def hold(self, variant: Variant, case: Any, device: Device) -> Checked:
+        """Run a drawn case, with the exact invariant that it names."""
+
+    def simpler(self, variant: Variant, case: Any) -> Iterator[Any]:
+        """Drawn cases one step simpler than this one."""
+
+    def read(self, variant: Variant, fields: Mapping[str, Any]) -> Any:
+        """A drawn case from what its `as_dict` gave.
+
+        Raises:
+            InputError: a field is unknown or has a value that no draw gives; with what is legal.
+        """
+
+    def invariants(self, variant: Variant) -> tuple[str, ...]:
+        """Names of the exact invariants that hold for a variant."""
+
+
+def oracle_of(variant: Variant) -> Oracle:
+    """The oracle of a variant's family.
+
+    Raises:
+        InputError: its declaration names none.
+    """
+    return _of(variant.family)
+
+
+@functools.lru_cache(maxsize=256)
+def _of(family: KernelFamily) -> Oracle:
+    if family.reference is not None:
+        return Declared(family.reference)
+    found = family.oracle
+    if found is None:
+        raise InputError(
+            f"{family.name} declares nothing to hold it against; give the family reference=, a function of its "
+            "arguments by name that returns what it writes in float64"
+        )
+    if not isinstance(found, str):
+        oracle: Oracle = found
+        return oracle
+    module, _, name = found.partition(":")
+    try:
+        imported: Oracle = getattr(importlib.import_module(module), name)
+    except AttributeError:
+        raise InputError(f"{family.name}: module {module} has no {name}, which its oracle {found!r} names") from None
+    return imported
