@@ -27,6 +27,7 @@ from hipfire_kernels.dispatch.record import Verdict, dump
 from hipfire_kernels.dispatch.request import AttendRequest
 from hipfire_kernels.dispatch.routes import ROUTES, routes_of
 from hipfire_kernels.errors import InputError
+from hipfire_kernels.kernels.arguments import ATTEND
 from hipfire_kernels.running.devices import device as open_device
 
 Taken = Sequence[tuple[str, Sample]]
@@ -86,7 +87,7 @@ class KernelArms:
             if wrong:
                 raise InputError(f"route {name} does not take this shape: {'; '.join(map(str, wrong))}")
             return row.variant(self._request)
-        variants = {v.entry: v for f in families().values() if f.oracle == "attend" for v in f.variants()}
+        variants = {v.entry: v for f in families().values() if f.oracle == ATTEND for v in f.variants()}
         variant = variants.get(name)
         if variant is None:
             raise InputError(f"{name!r} is no verify route ({', '.join(known)}) and no variant's entry name (hfk list)")

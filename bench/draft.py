@@ -16,6 +16,7 @@ from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.bench.kernels import provenance
 from hipfire_kernels.checking import reference
 from hipfire_kernels.checking.parity import worst_row
+from hipfire_kernels.kernels.arguments import DRAFT
 from hipfire_kernels.running.devices.gpu import GpuDevice
 from hipfire_kernels.running.draft import DraftWorkspace, draft_launches
 from hipfire_kernels.running.timing import Stopwatch
@@ -40,7 +41,7 @@ def measure(device: GpuDevice, rounds: int = 30) -> dict[str, Any]:
 def candidates() -> dict[str, tuple[Variant, int | None]]:
     """Variant and number of splits by name; None for the default, and for a variant that does not split."""
     found: dict[str, tuple[Variant, int | None]] = {}
-    drafts = [v for family in families().values() if family.oracle == "draft" for v in family.variants()]
+    drafts = [v for family in families().values() if family.oracle == DRAFT for v in family.variants()]
     for variant in (v for v in drafts if v.head_dim == HEAD_DIM and not v.sliding):
         found[variant.name] = (variant, None)
         if variant.family.records:

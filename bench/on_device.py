@@ -28,9 +28,11 @@ from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.bench import ab, draft, kernels, peers
 from hipfire_kernels.checking import reference
 from hipfire_kernels.checking.matrix_probe import probe
-from hipfire_kernels.checking.parity import Case, check, grid, inputs, run_attend, tile_twin, worst_row
+from hipfire_kernels.checking.oracle import check
+from hipfire_kernels.checking.parity import Case, grid, inputs, run_attend, tile_twin, worst_row
 from hipfire_kernels.dispatch import AttendRequest, plan
 from hipfire_kernels.errors import DeviceError
+from hipfire_kernels.kernels.arguments import ATTEND
 from hipfire_kernels.running.attention import check_verify, verify_plan
 from hipfire_kernels.running.devices import device as open_device
 from hipfire_kernels.running.devices.gpu import GpuDevice
@@ -73,7 +75,7 @@ def _longest_first(job: tuple[list[Variant], list[Case]]) -> int:
 
 def _long_jobs() -> Iterator[tuple[list[Variant], list[Case]]]:
     """Contexts of 32,768 and 131,072: one set of inputs for all variants that take it."""
-    attending = [v for v in variants() if v.family.oracle == "attend"]
+    attending = [v for v in variants() if v.family.oracle == ATTEND]
     for head_dim, ctx in itertools.product((128, 256), LONG):
         for mask, rows in (("causal", 5), ("causal", 32), ("window", 16), ("tree", 16)):
             takers = [v for v in attending if v.head_dim == head_dim and dict(v.params).get("mask", "causal") == mask]

@@ -34,6 +34,7 @@ from hipfire_kernels.dispatch.routes import ROUTES, Route
 from hipfire_kernels.dispatch.tuning import ANY, Choice, Gain, Key, Tuning
 from hipfire_kernels.errors import CompileError, DeviceError, HipfireError, InputError, RenderError
 from hipfire_kernels.kernels import families
+from hipfire_kernels.kernels.arguments import DRAFT
 from hipfire_kernels.running.attention import PARTIALS_ROWS, check_verify, reducer, rows_at_once, verify_plan
 from hipfire_kernels.running.devices.gpu import GpuDevice
 from hipfire_kernels.running.devices.protocol import Device
@@ -187,7 +188,7 @@ class Held:
         key = (variant, splits, rows)
         if key not in self._known:
             try:
-                run = self._draft if variant.family.oracle == "draft" else self._verify
+                run = self._draft if variant.family.oracle == DRAFT else self._verify
                 error = run(variant, splits, Case(rows, HELD_CTX, group, 1, variant.head_dim, seed=rows))
                 limit = variant.tolerance.worst_row
                 self._known[key] = "" if error <= limit else f"error {error:.3g}, limit {limit:g}"

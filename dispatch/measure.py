@@ -18,8 +18,10 @@ import numpy.typing as npt
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.building.builder import build
 from hipfire_kernels.building.toolchains.registry import choose
-from hipfire_kernels.checking.parity import VALUES, Case, check, worst_row
+from hipfire_kernels.checking.oracle import check
+from hipfire_kernels.checking.parity import VALUES, Case, worst_row
 from hipfire_kernels.errors import CompileError, DeviceError, RenderError
+from hipfire_kernels.kernels.arguments import DRAFT
 from hipfire_kernels.layout import TILE, kv_cache_shape
 from hipfire_kernels.q8_0 import random_q8_0
 from hipfire_kernels.running.attention import check_verify, verify_plan
@@ -189,7 +191,7 @@ class Track:
 
     def call(self, variant: Variant, q: Any, out: Any, ctx: int, splits: int | None = None) -> Callable[[], None]:
         """A prepared call over `ctx` keys; for a draft the block's are among them."""
-        prepare = self._draft_call if variant.family.oracle == "draft" else self._verify_call
+        prepare = self._draft_call if variant.family.oracle == DRAFT else self._verify_call
         return prepare(variant, q, out, ctx, splits)
 
     def _verify_call(self, variant: Variant, q: Any, out: Any, ctx: int, splits: int | None) -> Callable[[], None]:

@@ -20,8 +20,10 @@ import verify_lab
 from hipfire_kernels import families
 from hipfire_kernels.authoring import templates
 from hipfire_kernels.authoring.family import KernelFamily, Variant
-from hipfire_kernels.checking.parity import check, grid
+from hipfire_kernels.checking.oracle import check
+from hipfire_kernels.checking.parity import grid
 from hipfire_kernels.errors import DeviceError
+from hipfire_kernels.kernels.arguments import SPLIT as SPLIT_ORACLE
 from hipfire_kernels.running import attention, draft
 from hipfire_kernels.running.devices import device
 from hipfire_kernels.running.devices.host import HostDevice
@@ -166,7 +168,7 @@ def survives(variant: Variant) -> bool:
     The error against the oracle stands for the bits: it is a float64 that moves with any of them.
     """
     devices = [device("host"), *(HostDevice(thread_order=seed) for seed in range(3))]
-    further = verify_lab.CHECKS if variant.family.oracle == "split" else ()
+    further = verify_lab.CHECKS if variant.family.oracle == SPLIT_ORACLE else ()
     try:
         for case in grid(variant, rows=(1, 5, 8, 31), contexts=(1, 2, 3, 129, 600)):
             results = [check(variant, case, host) for host in devices]

@@ -16,7 +16,8 @@ from test_evidence import record as measured_record
 import hipfire_kernels as hk
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.building.builder import build
-from hipfire_kernels.checking.parity import Case, check
+from hipfire_kernels.checking.oracle import check
+from hipfire_kernels.checking.parity import Case
 from hipfire_kernels.checking.reference import draft_attend as reference_attend
 from hipfire_kernels.dispatch import AttendRequest, admit, evidence
 from hipfire_kernels.dispatch.record import SCHEMA, Crossover, load

@@ -16,7 +16,8 @@ from test_qualify import fake_timer
 from hipfire_kernels import attend, build, families
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.checking import reference
-from hipfire_kernels.checking.parity import Case, check, grid, inputs, run_attend
+from hipfire_kernels.checking.oracle import check
+from hipfire_kernels.checking.parity import Case, grid, inputs, run_attend
 from hipfire_kernels.checking.parity_split import stretch
 from hipfire_kernels.dispatch import AttendRequest, admit, counters, evidence, measure, plan, policy, qualify
 from hipfire_kernels.dispatch.measure import Settings

@@ -76,8 +76,8 @@ class KernelFamily:
         reference: what the kernel must compute: a function of its arguments by name, arrays as numpy arrays and scalars
             as numbers, that returns the written arrays by name (the array itself where there is one) in float64. It is
             given copies. Its cases are drawn from the declaration.
-        oracle: in place of a reference, a `checking.oracle.Oracle`, which draws and checks cases in its own way; or where
-            to import one from, as "package.module:NAME".
+        oracle: in place of a reference, a `checking.oracle.Oracle`, which draws and checks cases in its own way; or
+            where to import one from, as "package.module:NAME".
         tolerance: the limit that check applies; a function where it depends on the variant.
         records: what one partial record covers: a "tile" of 128 keys, or a "split" of the context, of which there are
             as many whatever the context; "" for a family that writes none.

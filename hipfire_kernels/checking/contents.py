@@ -43,7 +43,7 @@ def _scaled(rng: Rng, shape: tuple[int, ...], dtype: str) -> npt.NDArray[np.floa
 
 
 def _subnormal(rng: Rng, shape: tuple[int, ...], dtype: str) -> npt.NDArray[np.float64]:
-    return rng.integers(-7, 8, shape) * TINY[dtype]
+    return np.asarray(rng.integers(-7, 8, shape) * TINY[dtype], np.float64)
 
 
 def _spiked(value: float) -> Callable[[Rng, tuple[int, ...], str], npt.NDArray[np.float64]]:
@@ -91,16 +91,23 @@ def fill(arg: Tensor, name: str, rng: Rng, shape: tuple[int, ...], dtype: np.dty
         top: of an array of whole numbers with `between`: the value behind the greatest, its symbol resolved.
     """
     if name == "foreign":
-        raw = rng.integers(0, 256, math.prod(shape) * dtype.itemsize, np.uint8)
-        return raw.view(dtype).reshape(shape)
+        raw = rng.integers(0, 256, math.prod(shape) * dtype.itemsize, np.uint8).view(dtype).reshape(shape)
+        return _within(raw, arg.largest) if arg.dtype in MAX else raw
     if arg.dtype in MAX:
-        limit = min(MAX[arg.dtype], arg.largest)
         values = FLOATS[name](rng, shape, arg.dtype)
-        return np.where(np.isfinite(values), np.clip(values, -limit, limit), values).astype(dtype)
+        return _within(values, min(MAX[arg.dtype], arg.largest)).astype(dtype)
     low, high = (arg.between[0], top) if arg.between is not None else _span(dtype)
     ends = np.array([low, max(low, high - 1)])
     drawn = rng.choice(ends, shape) if name == "edges" else rng.integers(low, max(low + 1, high), shape)
     return drawn.astype(dtype)
+
+
+def _within(values: Array, largest: float) -> Array:
+    """Finite values cut at the largest magnitude that the declaration allows; NaN and the infinities stay."""
+    if math.isinf(largest):
+        return values
+    with np.errstate(invalid="ignore"):
+        return np.where(np.isfinite(values), np.clip(values, -largest, largest), values).astype(values.dtype)
 
 
 def _span(dtype: np.dtype[Any]) -> tuple[int, int]:

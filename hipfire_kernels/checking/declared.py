@@ -21,7 +21,7 @@ import numpy.typing as npt
 from hipfire_kernels.authoring.args import Scalar, Tensor
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.checking import contents
-from hipfire_kernels.checking.result import Checked
+from hipfire_kernels.checking.result import Finding
 from hipfire_kernels.errors import InputError
 from hipfire_kernels.running.binding import launch
 from hipfire_kernels.running.devices.host import HostDevice
@@ -76,24 +76,6 @@ class DeclaredCase:
     def to_json(self) -> str:
         """One line of JSON."""
         return json.dumps(self.as_dict())
-
-
-@dataclass(frozen=True)
-class DeclaredResult(Checked):
-    """What a case showed."""
-
-    case: DeclaredCase
-    error: float
-    limit: float
-    fault: str = ""
-
-    def describe(self) -> str:
-        """One line; for a failure with what it takes to run it again."""
-        return self.line(self.case.describe())
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {"case": self.case.as_dict(), "error": self.error, "limit": self.limit, "fault": self.fault}
 
 
 # ---- what a declaration leaves open ---------------------------------------------------------------------------------
@@ -258,18 +240,16 @@ def difference(arg: Tensor, got: Array, want: Array) -> tuple[float, str]:
     if len(wrong):
         at = tuple(int(i) for i in wrong[0])
         return math.inf, f"{arg.name}{list(at)} is {mine[at]:g} instead of {exact[at]:g} ({len(wrong)} such)"
-    apart, size = (
-        np.where(finite, np.abs(x), 0.0) for x in (np.where(finite, mine, 0) - np.where(finite, exact, 0), exact)
-    )
-    rows = np.atleast_2d(apart).reshape(-1, apart.shape[-1] if apart.ndim else 1).max(axis=1, initial=0.0)
-    sizes = np.atleast_2d(size).reshape(-1, size.shape[-1] if size.ndim else 1).max(axis=1, initial=0.0)
+    exact, mine = np.where(finite, exact, 0.0), np.where(finite, mine, 0.0)
+    apart, size = _by_row(np.abs(mine - exact)), _by_row(np.abs(exact))
     # Below the least normal number a dtype has no more relative precision to give.
-    least = contents.TINY[arg.dtype] * 2 ** {"f16": 10, "bf16": 7, "f32": 23, "f64": 52}[arg.dtype]
-    errors = rows / np.maximum(sizes, least)
-    worst = float(errors.max(initial=0.0))
-    if worst == 0.0:
-        return 0.0, ""
-    return worst, ""
+    return float((apart / np.maximum(size, contents.NORMAL[arg.dtype])).max(initial=0.0)), ""
+
+
+def _by_row(values: Array) -> Array:
+    """The largest value of each row; an array of one axis is one row."""
+    largest: Array = values.reshape(-1, values.shape[-1] if values.ndim else 1).max(axis=1, initial=0.0)
+    return largest
 
 
 def _bits(results: Mapping[str, Array]) -> dict[str, bytes]:
@@ -328,7 +308,7 @@ class Declared:
             kept[largest] = max(low, kept[largest] // 2)
         return kept
 
-    def check(self, variant: Variant, case: DeclaredCase, device: Device) -> DeclaredResult:
+    def check(self, variant: Variant, case: DeclaredCase, device: Device) -> Finding:
         """See `Oracle.check`."""
         got, fault = run(variant, case, device)
         want = expected(variant, self._reference, case)
@@ -338,11 +318,21 @@ class Declared:
                 apart, wrong = difference(arg, got[name], want[name])
                 error, fault = max(error, apart), fault or wrong
         limit = variant.tolerance.worst_row
+        if error > limit and not fault:
+            fault = self._hint(variant, case)
         if case.invariant and not fault and error <= limit:
             fault = self._violated(variant, case, device, got)
-        return DeclaredResult(case, error, limit, fault)
+        return Finding(case, error, limit, fault)
 
     hold = check
+
+    def _hint(self, variant: Variant, case: DeclaredCase) -> str:
+        """What may be said of an error besides its size: magnitudes that a kernel may not be made for."""
+        wild = [n for n, held in case.contents.items() if held == "foreign" and math.isinf(tensors(variant)[n].largest)]
+        floats = [n for n in wild if tensors(variant)[n].dtype in contents.MAX]
+        if not floats:
+            return ""
+        return f"({floats[0]} holds numbers of any magnitude: where that is beyond the kernel, declare its `largest`)"
 
     def _violated(self, variant: Variant, case: DeclaredCase, device: Device, first: dict[str, Array]) -> str:
         if case.invariant == "thread_order":

@@ -93,3 +93,13 @@ def _of(family: KernelFamily) -> Oracle:
     except AttributeError:
         raise InputError(f"{family.name}: module {module} has no {name}, which its oracle {found!r} names") from None
     return imported
+
+
+def check(variant: Variant, case: Any, device: Device) -> Checked:
+    """Run a case of a variant's grid and compare with its oracle.
+
+    Raises:
+        DeviceError: a launch failed, or was broken off, say by a deadlock.
+        InputError: the case does not fit the variant.
+    """
+    return oracle_of(variant).check(variant, case, device)

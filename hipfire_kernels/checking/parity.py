@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.checking import reference
+from hipfire_kernels.checking.result import Checked
 from hipfire_kernels.errors import InputError
 from hipfire_kernels.kernels import families
 from hipfire_kernels.layout import Q8_BLOCK, TILE, kv_cache_shape, partials_shape, tiles
@@ -75,24 +76,6 @@ class Case:
         )
 
 
-class Checked:
-    """What a check finds: `error` of the worst (row, head), its `limit`, and a `fault`, empty where there is none."""
-
-    error: float
-    limit: float
-    fault: str
-
-    @property
-    def ok(self) -> bool:
-        """No fault, and the worst row within the limit."""
-        return not self.fault and self.error <= self.limit
-
-    def line(self, what: str) -> str:
-        """The verdict on `what`."""
-        verdict = "ok" if self.ok else "FAILED"
-        return f"{verdict} {what}: error {self.error:.3g} (limit {self.limit:g}) {self.fault}".rstrip()
-
-
 @dataclass(frozen=True)
 class Result(Checked):
     """What one check of a variant found."""
@@ -135,20 +118,6 @@ def grid(variant: Variant, *, rows: Sequence[int] = ROWS, contexts: Sequence[int
 def _window(params: dict[str, Any], ctx: int) -> int:
     """A window that cuts inside a tile where the context allows: 5/8 of it."""
     return max(1, ctx * 5 // 8) if params.get("mask") == "window" or params.get("sliding") else 0
-
-
-def check(variant: Variant, case: Case, device: Device) -> Result:
-    """Run a variant on a case and compare with the oracle its family names."""
-    from hipfire_kernels.checking.parity_split import check_split
-
-    run = {
-        "attend": _check_attend,
-        "split": check_split,
-        "merge": _check_merge,
-        "quantize": _check_quantize,
-        "draft": _check_draft,
-    }
-    return run[variant.family.oracle](variant, case, device)
 
 
 # ---- contents of a case ---------------------------------------------------------------------------------------------
@@ -321,7 +290,8 @@ def _digest(case: Case) -> int:
     return hash((i.q.tobytes(), i.k_cache.tobytes(), i.v_cache.tobytes(), i.positions.tobytes()))
 
 
-def _check_attend(variant: Variant, case: Case, device: Device) -> Result:
+def check_attend(variant: Variant, case: Case, device: Device) -> Result:
+    """Run an attention variant with its reducer and compare with the oracle."""
     if case.head_dim != variant.head_dim:
         raise InputError(f"the case has head_dim {case.head_dim}, {variant.name} has {variant.head_dim}")
     before = _digest(case)
@@ -329,7 +299,7 @@ def _check_attend(variant: Variant, case: Case, device: Device) -> Result:
     return compare(variant, case, got, expected(case), guarded, _digest(case) != before)
 
 
-def _check_merge(variant: Variant, case: Case, device: Device) -> Result:
+def check_merge(variant: Variant, case: Case, device: Device) -> Result:
     """Random records; those behind a row's bound, and those with no key, hold NaN."""
     i = inputs(case)
     rng = np.random.default_rng(case.seed)
@@ -367,7 +337,7 @@ def _check_merge(variant: Variant, case: Case, device: Device) -> Result:
     return compare(variant, case, out.read(), reference.merge(partials, n_tiles), [out], changed=False)
 
 
-def _check_quantize(variant: Variant, case: Case, device: Device) -> Result:
+def check_quantize(variant: Variant, case: Case, device: Device) -> Result:
     """Rows written into a cache of 0xA5 bytes: right blocks at the positions, nothing elsewhere."""
     rng = np.random.default_rng(case.seed)
     capacity = case.ctx + UNSEEN
@@ -398,7 +368,8 @@ def _check_quantize(variant: Variant, case: Case, device: Device) -> Result:
     return Result(variant, case, error, 1.0, fault)
 
 
-def _check_draft(variant: Variant, case: Case, device: Device) -> Result:
+def check_draft(variant: Variant, case: Case, device: Device) -> Result:
+    """Run a draft variant and compare with the oracle."""
     rng = np.random.default_rng(case.seed)
     q = rng.standard_normal((case.rows, case.n_heads, case.head_dim), np.float32)
     shape = (case.ctx + case.rows, case.n_kv_heads, case.head_dim)

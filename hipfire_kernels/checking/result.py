@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 
 class Checked:
     """What a check finds: `error` of the worst row, its `limit`, and a `fault`, empty where there is none."""
@@ -15,7 +18,30 @@ class Checked:
         """No fault, and the worst row within the limit."""
         return not self.fault and self.error <= self.limit
 
+    def describe(self) -> str:
+        """One line; for a failure with what it takes to run it again."""
+        raise NotImplementedError
+
     def line(self, what: str) -> str:
         """The verdict on `what`."""
         verdict = "ok" if self.ok else "FAILED"
         return f"{verdict} {what}: error {self.error:.3g} (limit {self.limit:g}) {self.fault}".rstrip()
+
+
+@dataclass(frozen=True)
+class Finding(Checked):
+    """What a check of a drawn case found: the error of the worst row in the unit of the tolerance, and what else is
+    wrong. The case is its oracle's own."""
+
+    case: Any
+    error: float
+    limit: float
+    fault: str = ""
+
+    def describe(self) -> str:
+        """One line; for a failure with what it takes to run it again."""
+        return self.line(self.case.describe())
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"case": self.case.as_dict(), "error": self.error, "limit": self.limit, "fault": self.fault}

@@ -17,11 +17,7 @@ from hipfire_kernels.errors import DeviceError, InputError
 
 if TYPE_CHECKING:
     from hipfire_kernels.authoring.family import Variant
-    from hipfire_kernels.checking.parity import Case
     from hipfire_kernels.running.devices.protocol import Device
-
-_QUICK: dict[str, Any] = {"rows": (1, 5, 8, 17), "contexts": (1, 128, 255)}
-"""The part of the grid for `--quick`: groups full, ragged, beyond one sub-batch; one tile, its edge, two."""
 
 _TWIN_LIMIT = 1e-6
 """How far a multi-row kernel may be from the established one, which does the same arithmetic row by row."""
@@ -63,7 +59,7 @@ def parity(
     """Hold variants against the float64 oracle. Exit code 1 if one fails."""
     chosen = _select.many(variants or [], everything=everything)
     on = _device(device, thread_order)
-    reports = _survey_all(chosen, on, _QUICK if quick else {})
+    reports = _survey_all(chosen, on, quick)
     if as_json:
         _out.document({"device": on.name, "variants": [r.as_dict() for r in reports]})
     else:
@@ -83,11 +79,11 @@ def _device(name: str, thread_order: int | None) -> Device:
     return HostDevice(thread_order=thread_order)
 
 
-def _survey_all(variants: list[Variant], device: Device, part: dict[str, Any]) -> list[Report]:
+def _survey_all(variants: list[Variant], device: Device, quick: bool) -> list[Report]:
     """Survey as many variants at a time as there are cores: one's oracle runs beside another's kernel."""
     from threadpoolctl import threadpool_limits
 
-    from hipfire_kernels.checking.parity import grid
+    from hipfire_kernels.checking.oracle import oracle_of
     from hipfire_kernels.running.binding import kernel
 
     # A compiler or device that is missing is known before the threads start.
@@ -97,7 +93,7 @@ def _survey_all(variants: list[Variant], device: Device, part: dict[str, Any]) -
         ThreadPoolExecutor(os.cpu_count()) as pool,
         _out.progress("parity", len(variants)) as step,
     ):
-        running = [pool.submit(survey, v, grid(v, **part), device) for v in variants]
+        running = [pool.submit(survey, v, oracle_of(v).grid(v, quick=quick), device) for v in variants]
         try:
             for job in as_completed(running):
                 step(job.result().variant.name)
@@ -107,7 +103,7 @@ def _survey_all(variants: list[Variant], device: Device, part: dict[str, Any]) -
     return [job.result() for job in running]
 
 
-def survey(variant: Variant, cases: Iterable[Case], device: Device) -> Report:
+def survey(variant: Variant, cases: Iterable[Any], device: Device) -> Report:
     """Check a variant on cases. One that the device breaks off, say by a deadlock, ends the survey."""
     report = Report(variant)
     began = time.perf_counter()
@@ -123,15 +119,16 @@ def survey(variant: Variant, cases: Iterable[Case], device: Device) -> Report:
     return report
 
 
-def _check(report: Report, case: Case, device: Device) -> None:
-    from hipfire_kernels.checking.parity import check, run_attend, tile_twin, worst_row
+def _check(report: Report, case: Any, device: Device) -> None:
+    from hipfire_kernels.checking.oracle import check
+    from hipfire_kernels.checking.parity import run_attend, tile_twin, worst_row
 
     variant = report.variant
     result = check(variant, case, device)
     report.worst = max(report.worst, result.error)
     report.limit = result.limit
     if not result.ok:
-        report.failures.append(result.describe())
+        report.failures.append(result.line(f"{variant.name} {case.describe()}"))
     if variant.family.name == "attention_flash_q8_0_rows":
         got, _ = run_attend(variant, case, device)
         want, _ = run_attend(tile_twin(variant), case, device)

@@ -14,7 +14,9 @@ from typing import Any
 
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.building.builder import Artifact
-from hipfire_kernels.checking.parity import Case, Result, check, grid
+from hipfire_kernels.checking.oracle import check
+from hipfire_kernels.checking.parity import Case, grid
+from hipfire_kernels.checking.result import Checked
 from hipfire_kernels.errors import InputError
 from hipfire_kernels.running.binding import kernel
 from hipfire_kernels.running.devices.protocol import Device, Launch
@@ -31,7 +33,7 @@ class Build:
     artifact: Artifact
 
 
-def parity(one: Build, cases: Sequence[Case], device: Device) -> list[Result]:
+def parity(one: Build, cases: Sequence[Case], device: Device) -> list[Checked]:
     """`parity.check` on each case, with this build.
 
     Raises:

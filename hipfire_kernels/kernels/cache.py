@@ -22,7 +22,6 @@ def _kv_write_args(v: Variant) -> tuple[Tensor | Scalar, ...]:
             cache("k_cache"),
             cache("v_cache"),
             POSITIONS,
-            QUANTIZE,
             *ints("n_kv_heads", "head_blocks"),
         )
     return (new("x"), cache("cache"), POSITIONS, *ints("n_kv_heads", "head_blocks"))

@@ -179,7 +179,8 @@ def _scalars(variant: Variant, values: Mapping[str, Any], sizes: Mapping[str, in
             derived = arg.name not in values and arg.name in sizes
             scalars[arg.name] = sizes[arg.name] if derived else _given(variant, values, arg.name)
             _check_scalar(arg, scalars[arg.name])
-    return scalars | {name: int(_given(variant, values, name)) for name in variant.family.extents}
+    beside = [name for name in variant.family.extents if name not in sizes and name not in scalars]
+    return scalars | {name: int(_given(variant, values, name)) for name in beside}
 
 
 def _check_scalar(arg: Scalar, value: Any) -> None:

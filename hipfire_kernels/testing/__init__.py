@@ -12,11 +12,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hipfire_kernels.checking.result import Finding
     from hipfire_kernels.testing.axes import AXES, draw, generate
     from hipfire_kernels.testing.campaign import ledger
     from hipfire_kernels.testing.case import FuzzCase, variant_of
     from hipfire_kernels.testing.casefile import case_from, read_cases
-    from hipfire_kernels.testing.checking import Finding, assert_parity, check, request_of
+    from hipfire_kernels.testing.checking import assert_parity, check, request_of
     from hipfire_kernels.testing.invariants import INVARIANTS
     from hipfire_kernels.testing.requests import DraftRequest, Request
     from hipfire_kernels.testing.subjects import Arrangement, EngineSubject, VariantSubject

@@ -11,10 +11,11 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from hipfire_kernels.authoring.args import Tensor
 from hipfire_kernels.authoring.family import Variant
+from hipfire_kernels.checking.oracle import Source, oracle_of
 from hipfire_kernels.kernels.arguments import HEAD_DIMS
 from hipfire_kernels.layout import TILE
 from hipfire_kernels.testing.case import FuzzCase, is_tree, kind_of, variant_of
@@ -73,16 +74,6 @@ BY_KIND: Mapping[str, tuple[str, ...]] = {
     "draft": ("scale", "unseen", "offset", "stream"),
 }
 """Axes that only calls of a kind have a use for."""
-
-
-class Source(Protocol):
-    """What picks for `draw`."""
-
-    def pick(self, axis: str, values: Sequence[T], *, small: bool) -> T:
-        """One of the values. `small`: leaning to the first ones."""
-
-    def seed(self) -> int:
-        """A number below 2**32."""
 
 
 class RandomSource:
@@ -163,7 +154,7 @@ MOST_IN_A_ROW = 20
 
 def generate(
     variants: Sequence[Variant], seed: int, *, shard: int = 0, shards: int = 1, work: int = WORK
-) -> Iterator[FuzzCase]:
+) -> Iterator[Any]:
     """Cases without end: one of each variant, then two of each, then four, up to `MOST_IN_A_ROW`.
 
     The k-th case of a variant depends on the seed, the variant and k alone. Shard i of n has those with k = i modulo n.
@@ -173,7 +164,7 @@ def generate(
         count = min(1 << min(turn, 30), MOST_IN_A_ROW)
         for variant in variants:
             for number in range(k, k + count * shards, shards):
-                yield draw(variant, RandomSource((seed, variant.entry, number)), work)
+                yield oracle_of(variant).draw(variant, RandomSource((seed, variant.entry, number)), work)
         k += count * shards
 
 

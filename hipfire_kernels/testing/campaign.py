@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from hipfire_kernels.authoring.family import Variant
+from hipfire_kernels.checking.oracle import oracle_of
+from hipfire_kernels.checking.result import Finding
 from hipfire_kernels.errors import InputError
-from hipfire_kernels.testing.axes import WORK, generate, simpler
-from hipfire_kernels.testing.case import FuzzCase
+from hipfire_kernels.testing.axes import WORK, generate
+from hipfire_kernels.testing.case import variant_of
 from hipfire_kernels.testing.casefile import case_from, read_cases
-from hipfire_kernels.testing.checking import Finding
 from hipfire_kernels.testing.children import Child
 
 SHRINK_STEPS, SHRINK_SECONDS = 300, 60.0
@@ -95,13 +96,13 @@ class Outcome:
         return {**vars(self), "failures": [f.as_dict() for f in self.failures]}
 
 
-def ledger() -> list[FuzzCase]:
+def ledger() -> list[Any]:
     """The known cases that ship with the library: one for every fault found so far, run first by every campaign."""
     with resources.as_file(resources.files("hipfire_kernels.testing") / "ledger.jsonl") as file:
         return read_cases(file)
 
 
-def run(settings: Settings, known: Sequence[FuzzCase], progress: Progress = lambda text: None) -> Outcome:
+def run(settings: Settings, known: Sequence[Any], progress: Progress = lambda text: None) -> Outcome:
     """Run a campaign.
 
     Args:
@@ -149,7 +150,7 @@ def _children(settings: Settings) -> list[Child]:
     return [Child(settings.device, core, settings.limit_s) for core in at]
 
 
-def _drawn(settings: Settings) -> Iterator[FuzzCase]:
+def _drawn(settings: Settings) -> Iterator[Any]:
     """The drawn cases of this shard: of a count, each shard has its part, the first ones one more."""
     s = settings
     cases = generate(s.variants, s.seed, shard=s.shard, shards=s.shards, work=s.work)
@@ -165,12 +166,12 @@ def _drawn(settings: Settings) -> Iterator[FuzzCase]:
 class _Shared:
     """Cases that several threads take in turn, with a number."""
 
-    def __init__(self, cases: Iterable[FuzzCase]) -> None:
+    def __init__(self, cases: Iterable[Any]) -> None:
         self.lock = threading.Lock()
         self.stopped = False
         self._cases = enumerate(cases)
 
-    def until(self, deadline: float | None, *, at_least: int) -> Iterator[tuple[int, FuzzCase]]:
+    def until(self, deadline: float | None, *, at_least: int) -> Iterator[tuple[int, Any]]:
         """The next case, again and again, until there is none or, after the first `at_least`, the time is up."""
         while True:
             with self.lock:
@@ -210,7 +211,8 @@ def shrink(found: Finding, child: Child) -> Finding:
     deadline = time.perf_counter() + SHRINK_SECONDS
     while progress and left:
         progress = False
-        for case in simpler(best.case):
+        variant = variant_of(best.case)
+        for case in oracle_of(variant).simpler(variant, best.case):
             if case in tried or not left or time.perf_counter() > deadline:
                 continue
             tried.add(case)

@@ -9,8 +9,9 @@ from functools import lru_cache
 from typing import Any
 
 from hipfire_kernels.authoring.family import Variant
+from hipfire_kernels.authoring.registry import variants
 from hipfire_kernels.errors import InputError
-from hipfire_kernels.kernels import families
+from hipfire_kernels.kernels import LIBRARY
 
 
 @dataclass(frozen=True)
@@ -72,22 +73,31 @@ class FuzzCase:
         return json.dumps(self.as_dict())
 
 
-@lru_cache(maxsize=1)
-def entries() -> dict[str, Variant]:
-    """Every variant by its entry name."""
-    return {v.entry: v for family in families().values() for v in family.variants()}
-
-
-def variant_of(case: FuzzCase) -> Variant:
+def variant_of(case: Any) -> Variant:
     """The variant a case is of.
 
     Raises:
         InputError: no variant has that entry name.
     """
-    found = entries().get(case.variant)
+    return variant_named(case.variant)
+
+
+def variant_named(entry: str) -> Variant:
+    """A variant by its entry point.
+
+    Raises:
+        InputError: no variant has that entry name.
+    """
+    found = _library().get(entry) or variants().get(entry)
     if found is None:
-        raise InputError(f"no variant has the entry name {case.variant!r}; `hfk list` has all names")
+        raise InputError(f"no variant has the entry name {entry!r}; `hfk list` has all names")
     return found
+
+
+@lru_cache(maxsize=1)
+def _library() -> dict[str, Variant]:
+    """The library's own, which stay as they are."""
+    return {v.entry: v for family in LIBRARY for v in family.variants()}
 
 
 def kind_of(variant: Variant) -> str:

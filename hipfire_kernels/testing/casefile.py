@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hipfire_kernels.checking.oracle import oracle_of
 from hipfire_kernels.errors import InputError
 from hipfire_kernels.kernels.arguments import HEAD_DIMS
 from hipfire_kernels.testing.axes import AXES
-from hipfire_kernels.testing.case import FuzzCase, variant_of
+from hipfire_kernels.testing.case import FuzzCase, variant_named, variant_of
 from hipfire_kernels.testing.invariants import invariants_of
 
 LEAST = {
@@ -32,20 +34,30 @@ NAMED = ("queries", "keys", "values", "positions", "causal", "bias", "unseen", "
 """Fields that take a value of their axis and no other."""
 
 
-def case_from(found: Any) -> FuzzCase:
-    """A case from what `FuzzCase.as_dict` gave. Keys that start with _ are notes and are passed over.
+def case_from(found: Any) -> Any:
+    """A drawn case from what its `as_dict` gave. Keys that start with _ are notes and are passed over.
 
     Raises:
         InputError: not a dict, no or an unknown variant, an unknown field or a value that is not legal there.
     """
     if not isinstance(found, dict):
-        raise InputError(f"a case is {found!r}; required: a JSON object with `variant` and other fields of FuzzCase")
+        raise InputError(f"a case is {found!r}; required: a JSON object with `variant` and what else its oracle draws")
     fields = {name: value for name, value in found.items() if name[:1] != "_"}
+    if not isinstance(fields.get("variant"), str):
+        raise InputError("a case has no `variant`; required: the entry name of a variant")
+    variant = variant_named(fields["variant"])
+    return oracle_of(variant).read(variant, fields)
+
+
+def fuzz_case(fields: Mapping[str, Any]) -> FuzzCase:
+    """A case of the library's own families from its fields.
+
+    Raises:
+        InputError: as `case_from`.
+    """
     known = [f.name for f in dataclasses.fields(FuzzCase)]
     if unknown := sorted(set(fields) - set(known)):
         raise InputError(f"a case has {', '.join(unknown)}; its fields are {', '.join(known)}")
-    if not isinstance(fields.get("variant"), str):
-        raise InputError("a case has no `variant`; required: the entry name of a variant")
     case = FuzzCase(**fields)
     _check(case)
     return case
@@ -72,7 +84,7 @@ def _check(case: FuzzCase) -> None:
             raise InputError(f"{name} is {getattr(case, name)!r}; required: one of {', '.join(map(repr, values))}")
 
 
-def read_cases(file: Path) -> list[FuzzCase]:
+def read_cases(file: Path) -> list[Any]:
     """The cases of a file: one JSON object a line, or a single one over many lines.
 
     Raises:

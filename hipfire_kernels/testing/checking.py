@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.checking import parity
+from hipfire_kernels.checking.oracle import oracle_of
+from hipfire_kernels.checking.result import Finding
 from hipfire_kernels.errors import InputError
+from hipfire_kernels.kernels.arguments import QUANTIZE
 from hipfire_kernels.running.attention import VerifyShape, workspace_shape
 from hipfire_kernels.running.devices import device
 from hipfire_kernels.running.devices.host import HostDevice
@@ -17,24 +19,6 @@ from hipfire_kernels.testing.requests import AnyRequest, draft_request, verify_r
 from hipfire_kernels.testing.subjects import Arrangement, Subject, VariantSubject
 from hipfire_kernels.testing.writes import check_write
 from hipfire_kernels.testing.yardstick import error_of, expected
-
-
-@dataclass(frozen=True)
-class Finding(parity.Checked):
-    """What a check found: the error of the worst (row, head) in the unit of the tolerance, and what else is wrong."""
-
-    case: FuzzCase
-    error: float
-    limit: float
-    fault: str = ""
-
-    def describe(self) -> str:
-        """One line."""
-        return self.line(self.case.describe())
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {"case": self.case.as_dict(), "error": self.error, "limit": self.limit, "fault": self.fault}
 
 
 def request_of(case: FuzzCase) -> AnyRequest:
@@ -54,7 +38,7 @@ def request_of(case: FuzzCase) -> AnyRequest:
 def check(case: FuzzCase, subject: Subject) -> Finding:
     """Hold a subject against the oracle and against the invariant that the case names.
 
-    Cache writes have a check of their own. A reducer is held by `parity.check`, with the part of the case that
+    Cache writes have a check of their own. A reducer is held by `parity.check_merge`, with the part of the case that
     `parity.Case` can say.
 
     Raises:
@@ -102,10 +86,10 @@ def _check_other(case: FuzzCase, subject: VariantSubject) -> Finding:
 
 
 def _other(case: FuzzCase, subject: VariantSubject) -> Finding:
-    if subject.variant.family.oracle == "quantize":
+    if subject.variant.family.oracle == QUANTIZE:
         error, fault = check_write(case, subject.variant, subject.device)
         return Finding(case, error, 1.0, fault)
-    found = parity.check(subject.variant, plain(case), subject.device)
+    found = parity.check_merge(subject.variant, plain(case), subject.device)
     return Finding(case, found.error, found.limit, found.fault)
 
 
@@ -126,13 +110,16 @@ def plain(case: FuzzCase) -> parity.Case:
     )
 
 
-def assert_parity(subject: Variant | Subject, case: FuzzCase, on: str = "host") -> None:
+def assert_parity(subject: Variant | Subject, case: Any, on: str = "host") -> None:
     """Raise AssertionError, with the finding and the case to replay, unless a case passes.
 
     Args:
         subject: a variant, run on the device named `on`; or a subject, for instance an `EngineSubject`.
+        case: one that the variant's oracle drew.
     """
-    tested = VariantSubject(subject, device(on)) if isinstance(subject, Variant) else subject
-    found = check(case, tested)
+    if isinstance(subject, Variant):
+        found = oracle_of(subject).hold(subject, case, device(on))
+    else:
+        found = check(case, subject)
     if not found.ok:
-        raise AssertionError(f"{tested.name}: {found.describe()}\nreplay: {case.to_json()}")
+        raise AssertionError(f"{subject.name}: {found.line(case.describe())}\nreplay: {case.to_json()}")

@@ -17,7 +17,6 @@ import pytest
 
 if TYPE_CHECKING:
     from hipfire_kernels.authoring.family import Variant
-    from hipfire_kernels.testing.case import FuzzCase
     from hipfire_kernels.testing.subjects import Adapter, Subject
 
 DEFAULT = "attention_flash_q8_0_tile_batched_d4,attention_flash_q8_0_tile_batched_d8"
@@ -45,33 +44,34 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("hk_case", cases, ids=[f"{c.variant}-{i}" for i, c in enumerate(cases)])
 
 
-def chosen_cases(names: str, count: int, seed: int) -> list[FuzzCase]:
+def chosen_cases(names: str, count: int, seed: int) -> list[Any]:
     """The known cases of the named variants, then `count` drawn ones of each, which take the invariants in turn."""
-    from hipfire_kernels.testing.axes import RandomSource, draw
+    from hipfire_kernels.checking.oracle import oracle_of
+    from hipfire_kernels.testing.axes import WORK, RandomSource
     from hipfire_kernels.testing.campaign import ledger
-    from hipfire_kernels.testing.invariants import invariants_of
 
     variants = _variants(names)
     entries = {v.entry for v in variants}
     cases = [case for case in ledger() if case.variant in entries]
     for variant in variants:
-        held = ("", *invariants_of(variant))
+        oracle = oracle_of(variant)
+        held = ("", *oracle.invariants(variant))
         for k in range(count):
-            case = draw(variant, RandomSource((seed, variant.entry, k)))
+            case = oracle.draw(variant, RandomSource((seed, variant.entry, k)), WORK)
             cases.append(dataclasses.replace(case, invariant=held[k % len(held)]))
     return cases
 
 
 def _variants(names: str) -> list[Variant]:
+    from hipfire_kernels.authoring.registry import variants
     from hipfire_kernels.kernels import families
-    from hipfire_kernels.testing.case import entries
 
     known = families()
     found = []
     for name in list(known) if names == "all" else names.split(","):
         # An entry before the family that shares its name: the options ask for few variants, not for many.
-        if name in entries():
-            found.append(entries()[name])
+        if name in variants():
+            found.append(variants()[name])
         elif name in known:
             found += known[name].variants()
         else:

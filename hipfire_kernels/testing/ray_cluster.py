@@ -9,7 +9,7 @@ from typing import Any
 
 from hipfire_kernels.errors import DeviceError
 from hipfire_kernels.testing import campaign
-from hipfire_kernels.testing.case import FuzzCase, entries
+from hipfire_kernels.testing.case import FuzzCase, variant_named
 from hipfire_kernels.testing.casefile import case_from
 
 
@@ -48,6 +48,6 @@ def pack(settings: campaign.Settings) -> dict[str, Any]:
 
 def run_one(plan: dict[str, Any], known: list[dict[str, Any]]) -> str:
     """One shard, on whatever machine this runs: its `Outcome` as JSON."""
-    variants = tuple(entries()[name] for name in plan["variants"])
+    variants = tuple(variant_named(name) for name in plan["variants"])
     settings = campaign.Settings(**{**plan, "variants": variants})
     return json.dumps(campaign.run(settings, [case_from(case) for case in known]).as_dict())

@@ -11,22 +11,22 @@ import os
 import sys
 from typing import Any
 
+from hipfire_kernels.checking.oracle import oracle_of
 from hipfire_kernels.errors import DeviceError, HipfireError, ToolchainUnavailable
 from hipfire_kernels.running.devices.gpu import GpuDevice
-from hipfire_kernels.testing.case import FuzzCase, variant_of
+from hipfire_kernels.testing.case import variant_of
 from hipfire_kernels.testing.casefile import case_from
-from hipfire_kernels.testing.checking import check
-from hipfire_kernels.testing.subjects import VariantSubject
 
 
-def answer(case: FuzzCase, on: Any) -> dict[str, Any]:
+def answer(case: Any, on: Any) -> dict[str, Any]:
     """What a check gave, as the parent reads it.
 
     `broken`: the device may be unusable now, and with it the process. `refused`: nothing can be built here.
     """
     found: dict[str, Any] = {"error": None, "fault": "", "broken": False}
     try:
-        result = check(case, VariantSubject(variant_of(case), on))
+        variant = variant_of(case)
+        result = oracle_of(variant).hold(variant, case, on)
     except ToolchainUnavailable as error:
         return {"refused": str(error)}
     except DeviceError as error:

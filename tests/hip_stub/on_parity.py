@@ -10,7 +10,8 @@ from hip_lab import variants
 
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.checking import parity
-from hipfire_kernels.checking.parity import Guarded, check, grid
+from hipfire_kernels.checking.oracle import check
+from hipfire_kernels.checking.parity import Guarded, grid
 from hipfire_kernels.running.devices.gpu import GpuDevice
 from hipfire_kernels.running.devices.protocol import Device
 
