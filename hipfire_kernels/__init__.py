@@ -25,6 +25,7 @@ from hipfire_kernels.errors import (
     HipfireError,
     InputError,
     NotAdmitted,
+    ParityError,
     RenderError,
     ToolchainError,
     ToolchainUnavailable,
@@ -35,6 +36,7 @@ from hipfire_kernels.q8_0 import dequantize_q8_0, quantize_q8_0
 
 if TYPE_CHECKING:
     from hipfire_kernels.building.builder import Artifact, build
+    from hipfire_kernels.checking.oracle import parity
     from hipfire_kernels.dispatch import attend, draft_attend, kv_write, plan
     from hipfire_kernels.running.binding import launch
     from hipfire_kernels.running.devices import device, devices
@@ -53,6 +55,7 @@ _LATE = {
     "draft_attend": "dispatch",
     "kv_write": "dispatch",
     "plan": "dispatch",
+    "parity": "checking.oracle",
 }
 """Public names that are imported at first use, and the module each lives in."""
 
@@ -70,6 +73,7 @@ __all__ = [
     "KernelFamily",
     "Lds",
     "NotAdmitted",
+    "ParityError",
     "RenderError",
     "Scalar",
     "Tensor",
@@ -88,6 +92,7 @@ __all__ = [
     "families",
     "kv_write",
     "launch",
+    "parity",
     "plan",
     "quantize_q8_0",
     "reference",

@@ -51,6 +51,18 @@ class UndefinedBehaviour(DeviceError):
     """A sanitizer found a kernel doing what the language gives no meaning to."""
 
 
+class ParityError(HipfireError):
+    """A kernel is not what its oracle says.
+
+    Attributes:
+        finding: the case, its error and limit, and what else is wrong.
+    """
+
+    def __init__(self, message: str, finding: Any = None) -> None:
+        super().__init__(message)
+        self.finding = finding
+
+
 class NotAdmitted(HipfireError):
     """No route may run the request, or the route asked for by name is not admitted.
 

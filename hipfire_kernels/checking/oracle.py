@@ -9,8 +9,9 @@ from typing import Any, Protocol, TypeVar
 
 from hipfire_kernels.authoring.family import KernelFamily, Variant
 from hipfire_kernels.checking.declared import Declared
-from hipfire_kernels.checking.result import Checked
-from hipfire_kernels.errors import InputError
+from hipfire_kernels.checking.result import Checked, Finding
+from hipfire_kernels.errors import InputError, ParityError
+from hipfire_kernels.running.devices import device as open_device
 from hipfire_kernels.running.devices.protocol import Device
 
 T = TypeVar("T")
@@ -103,3 +104,28 @@ def check(variant: Variant, case: Any, device: Device) -> Checked:
         InputError: the case does not fit the variant.
     """
     return oracle_of(variant).check(variant, case, device)
+
+
+def parity(variant: Variant, device: Device | str = "host", *, quick: bool = False) -> Finding:
+    """Hold a variant against its oracle on its fixed cases, as `hfk parity` does.
+
+    Returns:
+        The case with the largest error in units of its limit.
+
+    Raises:
+        ParityError: a case failed; with the finding.
+        InputError: its family declares nothing to hold it against.
+        DeviceError: a launch failed.
+    """
+    on = open_device(device) if isinstance(device, str) else device
+    worst: Finding | None = None
+    for case in oracle_of(variant).grid(variant, quick=quick):
+        checked = check(variant, case, on)
+        found = Finding(case, checked.error, checked.limit, checked.fault)
+        if not found.ok:
+            raise ParityError(found.line(f"{variant.name} {case.describe()}"), found)
+        if worst is None or found.error / found.limit > worst.error / worst.limit:
+            worst = found
+    if worst is None:
+        raise InputError(f"{variant.name} has no case")
+    return worst
