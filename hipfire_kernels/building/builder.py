@@ -1,19 +1,24 @@
-"""Variant to artifact: render, look in the cache, else compile and read what the kernel takes."""
+"""Variant to artifact: render, look in the bundle and the cache, else compile and read what the kernel takes."""
 
 from __future__ import annotations
 
 import functools
+import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Protocol
 
 from hipfire_kernels.archs import Arch
 from hipfire_kernels.archs import arch as lookup
+from hipfire_kernels.building import bundle
 from hipfire_kernels.building.cache import ArtifactCache, Entry, artifact_key, default_cache
 from hipfire_kernels.building.cubin import read_cubin
 from hipfire_kernels.building.resources import FIELDS, Resources, read_resources
-from hipfire_kernels.building.toolchains import Toolchain
+from hipfire_kernels.building.toolchains import Toolchain, host
 from hipfire_kernels.building.toolchains.registry import choose
+from hipfire_kernels.errors import ToolchainUnavailable
 
 
 class Buildable(Protocol):
@@ -84,7 +89,18 @@ def build(
     """
     target = lookup(arch)
     source = variant.source(target.name)
-    compiler = choose(target, toolchain)
+    bundled = bundle.current()
+    if bundled is not None and toolchain is None and cache is None:
+        found = bundled.find(variant.entry, target.name, source, host.machine)
+        if found is not None:
+            return _from_bundle(*found, source)
+    try:
+        compiler = choose(target, toolchain)
+    except ToolchainUnavailable as error:
+        if bundled is None:
+            raise
+        why = bundled.missing(variant.entry, target.name, source, host.machine)
+        raise ToolchainUnavailable(f"{why}\n{error}") from None
     identity = compiler.identity(target)
     # The arch's whole row and the fields of the report: both shape the resources that an entry holds.
     key = artifact_key(
@@ -111,6 +127,53 @@ def build(
         entry=variant.entry,
         source=source,
     )
+
+
+def _from_bundle(kernel: bundle.Bundled, code: bytes, source: str) -> Artifact:
+    return Artifact(
+        code=code,
+        resources=kernel.report(),
+        log=kernel.log,
+        key=f"{bundle.digest(source.encode())}-{kernel.sha256}",
+        cached=True,
+        arch=kernel.arch,
+        toolchain=kernel.toolchain,
+        compiler=kernel.compiler,
+        entry=kernel.entry,
+        source=source,
+    )
+
+
+def write_bundle(kernels: Iterable[tuple[Buildable, str]], folder: str | os.PathLike[str]) -> Path:
+    """Build kernels, each for an arch, into a bundle.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        InputError: the folder holds a bundle already, or cannot be written; else as `build`.
+    """
+
+    def built() -> Iterator[tuple[bundle.Bundled, bytes]]:
+        for variant, arch in kernels:
+            made = build(variant, arch)
+            sha256 = bundle.digest(made.code)
+            machine = host.machine() if lookup(made.arch).dialect == "host" else ""
+            told = bundle.Bundled(
+                made.entry,
+                made.arch,
+                bundle.digest(made.source.encode()),
+                f"{sha256}.code",
+                sha256,
+                made.toolchain,
+                made.compiler,
+                dict(made.resources.as_dict()),
+                made.log,
+                machine,
+            )
+            yield told, made.code
+
+    return bundle.write(built(), folder)
 
 
 def _compile(variant: Buildable, arch: Arch, compiler: Toolchain, identity: str, source: str, key: str) -> Entry:

@@ -82,7 +82,7 @@ def _system(path: str) -> Candidate:
         facts = recall(("clang++", path), [path], lambda: _system_facts(path))
     except ProbeFailed as failure:
         return Candidate(path, str(failure))
-    identity = f"{facts['clang']}, {_machine()}"
+    identity = f"{facts['clang']}, {machine()}"
     return Candidate(path, too_old(facts["clang"], OLDEST), identity=identity, command=(path,))
 
 
@@ -104,12 +104,12 @@ def _wheel(zig: str) -> Candidate:
         facts = zig_facts(zig)
     except ProbeFailed as failure:
         return Candidate("ziglang", str(failure))
-    identity = f"ziglang {facts['zig']}, {facts['clang']}, {_machine()}"
+    identity = f"ziglang {facts['zig']}, {facts['clang']}, {machine()}"
     return Candidate("ziglang", too_old(facts["clang"], OLDEST), identity=identity, command=(zig, "c++"))
 
 
 @functools.cache
-def _machine() -> str:
+def machine() -> str:
     """What `native` means here, and the C library linked against.
 
     An object from a home folder shared between machines must not meet a CPU that lacks its instructions.

@@ -1,0 +1,8 @@
+import hipfire_kernels as hk
+import pytest
+from rowkernels import FAMILIES
+
+
+@pytest.mark.parametrize("variant", [v for family in FAMILIES for v in family.variants()], ids=lambda v: v.name)
+def test_parity(variant):
+    hk.parity(variant, quick=True)
