@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -58,6 +59,23 @@ def check_oracle(name: str, reference: Any, oracle: Any) -> None:
             found = False
         if not found:
             raise InputError(f'{name}: oracle {oracle!r} is not known; required: an Oracle, or "package.module:NAME"')
+
+
+def check_reference(name: str, reference: Callable[..., Any] | None, args: Sequence[Arg]) -> None:
+    """Its parameters are arguments of the kernel."""
+    known = {arg.name for arg in args}
+    for parameter in named_by(reference) if reference is not None else ():
+        if parameter not in known:
+            raise InputError(
+                f"{name}: its reference takes {parameter}, which is no argument of it; those are "
+                f"{', '.join(arg.name for arg in args)}"
+            )
+
+
+def named_by(function: Callable[..., Any]) -> tuple[str, ...]:
+    """The parameters that a function cannot be called without."""
+    parameters = inspect.signature(function).parameters.values()
+    return tuple(p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and p.default is p.empty)
 
 
 def check_template(name: str, template: Template) -> None:

@@ -73,9 +73,9 @@ class KernelFamily:
         grid: blocks in x, y, z, from the variant and the bound symbols of a launch.
         block: threads in a block, a multiple of 32; a function where it depends on the arch.
         lds: the LDS arrays, which may depend on the arch.
-        reference: what the kernel must compute: a function of its arguments by name, arrays as numpy arrays and scalars
-            as numbers, that returns the written arrays by name (the array itself where there is one) in float64. It is
-            given copies. Its cases are drawn from the declaration.
+        reference: what the kernel must compute: a function of those of its arguments that it names, arrays as numpy
+            arrays and scalars as numbers, that returns the written arrays by name (the array itself where there is one)
+            in float64. It is given copies. Its cases are drawn from the declaration.
         oracle: in place of a reference, a `checking.oracle.Oracle`, which draws and checks cases in its own way; or
             where to import one from, as "package.module:NAME".
         tolerance: the limit that check applies; a function where it depends on the variant.
@@ -140,6 +140,7 @@ class KernelFamily:
     def _check(self, variant: Variant) -> None:
         args = variant.args
         declaration.check_args(self.name, args)
+        declaration.check_reference(self.name, self.reference, args)
         declaration.check_lds(self.name, variant.lds())
         symbols = {extent for arg in args if isinstance(arg, Tensor) for extent in arg.shape if isinstance(extent, str)}
         known = sorted({*symbols, *self.extents, *(arg.name for arg in args if isinstance(arg, Scalar))})

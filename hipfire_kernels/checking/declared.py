@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hipfire_kernels.authoring.args import Scalar, Tensor
+from hipfire_kernels.authoring.declaration import named_by
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.checking import contents
 from hipfire_kernels.checking.result import Finding
@@ -152,10 +153,9 @@ def expected(variant: Variant, reference: Callable[..., Any], case: DeclaredCase
         InputError: it returns something else: other names, or another shape.
     """
     given: dict[str, Any] = {name: array.copy() for name, array in arrays(variant, case).items()}
-    given = {name: array for name, array in given.items() if tensors(variant)[name].read}
     given |= {arg.name: _value(case, arg.name) for arg in variant.args if isinstance(arg, Scalar)}
     with np.errstate(all="ignore"):
-        found = reference(**given)
+        found = reference(**{name: given[name] for name in named_by(reference)})
     written = [name for name, arg in tensors(variant).items() if arg.writes]
     results = dict(found) if isinstance(found, Mapping) else {written[0]: found}
     who = f"the reference of {variant.family.name}"

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+
 from hipfire_kernels import KernelFamily, Lds, Scalar, Tensor, Tolerance
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -14,7 +15,7 @@ SQUARES = 1e17
 """Magnitudes up to which 8,192 squares have a sum in f32."""
 
 
-def rms_norm(x, w, eps, **_):
+def rms_norm(x, w, eps):
     """Zhang and Sennrich, Root Mean Square Layer Normalization, 2019."""
     x = x.astype(np.float64)
     return x / np.sqrt((x * x).mean(axis=1, keepdims=True) + eps) * w
@@ -42,7 +43,7 @@ RMS_NORM = KernelFamily(
 )
 
 
-def swiglu(gate, up, **_):
+def swiglu(gate, up):
     """Shazeer, GLU Variants Improve Transformer, 2020."""
     gate = gate.astype(np.float64)
     return gate / (1 + np.exp(-gate)) * up
@@ -68,7 +69,7 @@ SWIGLU = KernelFamily(
 )
 
 
-def top_k(x, values, **_):
+def top_k(x, values):
     """The k largest of each row, the largest first; of equal ones the one further left first."""
     x = x.astype(np.float64)
     order = np.argsort(-x, axis=1, kind="stable")[:, : values.shape[1]]
