@@ -203,7 +203,7 @@ SWITCHES: tuple[Switch, ...] = (
         "what the draft declares for each layer",
         "0 (no layer has a window: all of the context is seen) or a number of keys, at least 1",
         "A number narrows every draft layer to that many keys; a layer that declares fewer keeps its own. "
-        "Changes what is proposed, never which tokens come out.",
+        "Changes what is proposed and, but for rounding, no token that comes out.",
         "model/dflash.py",
     ),
     Switch(
@@ -223,7 +223,7 @@ SWITCHES: tuple[Switch, ...] = (
         str(int(Policy.adaptive_b)),
         "1 (on) or 0 (off)",
         "Whether fewer rows than were drafted may be verified, by how many were accepted lately, in requests that do "
-        "not say (`adaptive_b`). Changes how fast tokens come, never which.",
+        "not say (`adaptive_b`). Changes how fast tokens come and, but for rounding, not which.",
         "model/conversation.py",
     ),
     Switch(

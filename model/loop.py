@@ -54,7 +54,7 @@ class Generation(Iterator[list[int]], AsyncIterator[list[int]]):
         self._pace: Pace | None = None
         if request.block_size > 1:
             measured = prices if request.speculation == "auto" else None
-            self._pace = Pace(request.block_size, measured, request.adaptive_b)
+            self._pace = Pace(request.block_size, measured, request.adaptive_b, request.max_new_tokens)
         self._last = 0  # tokens of the last list
         warm.holder = self.result
         warm.attention.count_in(self.result.attention)

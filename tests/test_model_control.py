@@ -180,6 +180,7 @@ def test_the_mode_of_each_request_of_a_conversation(
 ) -> None:
     Clock(monkeypatch, draft=0.02, row=0.02)
     engine = oracle(target, truth, 3)
+    engine._prices.fund = 4.0  # else requests this short would only earn finding out
     conversation, history = engine.conversation(), list(PROMPT)
     for turn, mode in enumerate(("off", "auto", "on", "auto", "off", "on")):
         asked(engine).clear()
