@@ -65,7 +65,7 @@ def rms_norm(x: Array, scale: Array, eps: float) -> Array:
     """
     # As np.mean, bit for bit; what that adds takes longer than the sum itself, and a token has dozens of norms.
     mean = np.add.reduce(np.square(x), axis=-1, keepdims=True) / np.float32(x.shape[-1])
-    if not mean.max() < np.inf:  # squares overflow from 1.8e19 on: without this a row of such values would become zero
+    if not mean.max(initial=0.0) < np.inf:  # squares overflow from 1.8e19 on, and such a row would become zero
         return (_wide_norm(x.astype(np.float64), eps) * scale).astype(np.float32)
     out: Array = x * (1.0 / np.sqrt(mean + np.float32(eps))) * scale
     return out
