@@ -178,6 +178,7 @@ class Prices:
         self.fund = 0.0
         self._draft: tuple[float, ...] = ()
         self._forward: list[tuple[float, ...]] = [(), (1.0,), *[()] * (BLOCK_ROWS - 1)]  # by rows
+        self._slow: set[int] = set()
 
     @property
     def draft(self) -> float | None:
@@ -199,8 +200,15 @@ class Prices:
         self._draft = (*self._draft[-4:], steps)
 
     def note_forward(self, rows: int, steps: float) -> None:
-        """A verify pass of `rows` rows took so many steps. What is more a row than a smaller pass takes was not it."""
+        """A verify pass of `rows` rows took so many steps. What is more a row than a smaller pass takes was not it.
+
+        Where nothing else is known of these rows the first such pass is no price at all: a build that is taken for one
+        would keep them from ever being tried again.
+        """
         bound = min(price * rows / fewer for fewer, price in self._known() if fewer < rows)
+        if steps > bound and not self._forward[rows] and rows not in self._slow:
+            self._slow.add(rows)
+            return
         self._forward[rows] = (*self._forward[rows][-4:], min(steps, bound))
 
     def forward(self, rows: int) -> float:

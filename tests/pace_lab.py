@@ -6,8 +6,14 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
+import pytest
+from model_lab import OracleSession
+
+from hipfire_kernels.model import loop
 from hipfire_kernels.model.adaptive import Cycle, Pace, Plan, Prices
+from hipfire_kernels.model.state import WarmState
 
 BLOCK = 16
 STEP = 0.002  # seconds
@@ -74,9 +80,11 @@ def simulate(
     delays: Iterator[float] | None = None,
     prefill: float = 0.0,
     projection: float = 0.0,
+    building: float = 0.0,
     seed: int = 0,
 ) -> Run:
-    """Run a pace on a pair. `delays` are seconds more, one for each time that is measured."""
+    """Run a pace on a pair. `delays` are seconds more, one for each time that is measured; the first block takes
+    `projection` more, the first pass of a block `building`. These two do not count as steps of the run."""
     rng, pace, run = random.Random(seed), Pace(BLOCK, prices, adaptive, count), Run()
     pace.prefilled(prefill)
     while run.tokens < count:
@@ -86,10 +94,11 @@ def simulate(
         drafts = [run.tokens + j + (0 if j < agreed else 10**6) for j in range(most - 1)] if plan.draft else []
         produced = min(1 + min(agreed, plan.rows - 1), count - run.tokens)
         tokens = list(range(run.tokens, run.tokens + produced))
-        draft_s = STEP * pair.draft + projection + (next(delays) if delays else 0.0) if plan.draft else 0.0
-        projection = 0.0 if plan.draft else projection
+        draft_s = STEP * pair.draft + (next(delays) if delays else 0.0) if plan.draft else 0.0
         forward_s = STEP * pair.forward(min(plan.rows, 1 + len(drafts))) + (next(delays) if delays else 0.0)
-        pace.note(Cycle(plan, drafts, tokens, draft_s, forward_s))
+        more = projection if plan.draft else 0.0, building if plan.rows > 1 else 0.0
+        projection, building = projection - more[0], building - more[1]
+        pace.note(Cycle(plan, drafts, tokens, draft_s + more[0], forward_s + more[1]))
         run.plans.append(plan)
         run.tokens += produced
         run.steps += (draft_s + forward_s) / STEP
@@ -105,3 +114,23 @@ def measured(pair: Pair) -> Prices:
     for rows in (2, 4, 8, BLOCK):
         prices.note_forward(rows, pair.forward(rows))
     return prices
+
+
+class Clock:
+    """Time that passes only while something is proposed or verified, as a pair of these prices takes it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, draft: float, row: float) -> None:
+        self.now = 0.0
+        verify, propose = WarmState.verify, OracleSession.propose
+
+        def verified(warm: WarmState, anchor: int, drafts: Any) -> Any:
+            self.now += 1 + row * len(drafts)
+            return verify(warm, anchor, drafts)
+
+        def proposed(session: Any, anchor: int, rows: int) -> list[int]:
+            self.now += draft
+            return propose(session, anchor, rows)
+
+        monkeypatch.setattr(loop, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(WarmState, "verify", verified)
+        monkeypatch.setattr(OracleSession, "propose", proposed)

@@ -82,6 +82,9 @@ def test_prices() -> None:
     assert [prices.worst(r) for r in (2, 3, 6)] == [1.25, 1.5, 3]
     prices.note_forward(7, 3.5)
     assert [prices.forward(r) for r in (2, 5, 7, 13)] == pytest.approx([1.25, 2.5, 3.5, 6])
+    before = prices.forward(9)
+    prices.note_forward(9, 900.0)
+    assert prices.forward(9) == before
     prices.note_forward(9, 900.0)
     assert prices.forward(9) == 4.5
     prices.note_forward(9, 4.0)
@@ -152,7 +155,7 @@ def test_an_engine_pays_once_for_knowing_the_price() -> None:
         assert prices.draft == pytest.approx(draft)
     # The first verify pass is a small one, and does not have to be earned either.
     prices = Prices()
-    run = simulate(GPU, ALWAYS, 60, prices)
+    run = simulate(GPU, ALWAYS, 80, prices)
     assert next(plan for plan in run.plans if plan.rows > 1).rows == 2
     assert sum(plan.draft for plan in run.plans[:12]) > 2
 
