@@ -195,6 +195,23 @@ def test_generate_ends_with_the_message_and_code_1(
         assert "Traceback" not in seen.err
 
 
+@pytest.mark.parametrize("as_json", [True, False])
+def test_generate_tells_of_proposals_that_were_no_numbers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, as_json: bool
+) -> None:
+    monkeypatch.setattr(DFlashSession, "_head", broken_head(np.nan, lambda call: call % 2 == 0))
+    line = ["demo", "--kv-format", "f32", "--max-new-tokens", "12", *(["--json"] if as_json else [])]
+    with pytest.raises(SystemExit):
+        app(line, prog_name="hfk")
+    out = capsys.readouterr().out
+    if as_json:
+        found = json.loads(out)
+        assert found["draft_faults"] > 0
+        assert "the draft's logits for position" in found["fallback"]
+    else:
+        assert " cycles: the draft's logits for position" in out
+
+
 # ---- what a draft proposes from ----------------------------------------------------------------------------
 
 
