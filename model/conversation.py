@@ -142,9 +142,9 @@ class Conversation(Requests):
     A prompt that begins with what an earlier one left (its prompt, its tokens) is processed from there on. One that
     leaves it earlier goes back to the last checkpoint of the recurrent state before that point, or starts cold;
     `result.cached_prefix` and `result.prefill_tokens` say how much was taken over. The tokens are those of a cold run
-    up to rounding: a prefill sums in another order than the steps that left the state. On the demo pair the logits, whose
-    standard deviation is about 3, differ by up to 1e-5 with "f32", and by up to 3e-3 with "q8_0", where that flips a
-    code of the cache. A token can differ where the two best logits are closer than that.
+    up to rounding: a prefill sums in another order than the steps that left the state. The logits of the demo pair, of
+    standard deviation 3 or so, differ by up to 1e-5 with "f32", and by up to 3e-3 with "q8_0", where that flips a code
+    of the cache. A token can differ where the two best logits are closer than that.
 
     Any thread may use it, one request at a time: a second is refused until the first ended, was cancelled or was
     given up (nobody holds its `Generation` any more).
