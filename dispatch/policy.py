@@ -24,6 +24,7 @@ PREFIX = "HIPFIRE_"
 MIN_CTX_VARIABLE = "HIPFIRE_FA_PERTOKEN_MIN_CTX"
 MIN_CTX_DEFAULT = 4096
 VERIFY_ATTN = "HIPFIRE_VERIFY_ATTN"
+PARTIALS_ROWS_VARIABLE = "HIPFIRE_FLASH_PARTIALS_BATCH"
 FLASH_PREFILL, PREFILL_KERNEL = "HIPFIRE_FLASH_PREFILL", "HIPFIRE_FLASH_PREFILL_KERNEL"
 
 GRAPH_OFF = (("gfx1100", "mq4"), ("gfx1201", "mq4"))
@@ -160,7 +161,7 @@ SWITCHES: tuple[Switch, ...] = (
         "dispatch/graph.py",
     ),
     Switch(
-        "HIPFIRE_FLASH_PARTIALS_BATCH",
+        PARTIALS_ROWS_VARIABLE,
         "partials_rows",
         functools.partial(_within, 1, 4096),
         str(PARTIALS_ROWS),

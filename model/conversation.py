@@ -20,6 +20,7 @@ from hipfire_kernels.model.sampling import Sampling
 from hipfire_kernels.model.state import WarmState
 from hipfire_kernels.model.tokenizer import Tokenizer
 from hipfire_kernels.model.trace import TextFile, Trace
+from hipfire_kernels.running.arguments import flag
 
 
 class Requests(ABC):
@@ -120,16 +121,18 @@ class Requests(ABC):
         """
         limits = self.limits
         prompt = limits.prompt(prompt_ids, max_new_tokens)
+        if not (trace is None or isinstance(trace, (str, os.PathLike)) or hasattr(trace, "write")):
+            raise InputError(f"trace is {trace!r}; required: a text file, or the path of one to append to")
         request = Request(
             prompt=prompt,
-            max_new_tokens=max_new_tokens,
+            max_new_tokens=int(max_new_tokens),
             min_new_tokens=check_minimum(min_new_tokens, max_new_tokens),
             stop=limits.stop(stop, min_new_tokens),
             stop_strings=limits.stop_strings(stop_strings, tokenizer),
             block_size=limits.rows(block_size, speculation),
             sampling=Sampling(temperature, top_k, top_p, seed),
             speculation=speculation,
-            adaptive_b=policy.current().adaptive_b if adaptive_b is None else adaptive_b,
+            adaptive_b=policy.current().adaptive_b if adaptive_b is None else flag("adaptive_b", adaptive_b),
             trace=None if trace is None else Trace(trace),
             fallback=None if speculation == "off" else limits.fallback,
         )

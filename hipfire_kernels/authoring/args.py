@@ -23,6 +23,8 @@ class Tensor:
         writes: the kernel writes this array.
         align: bytes its address must be a multiple of, where that is more than its dtype asks for.
         largest: magnitude from which on the kernel's result is infinite or NaN; never a plausible number.
+        over: of a tensor that is written: those whose very place it may take, since each block has read its part of
+            them before it writes there. All others must lie apart from it.
     """
 
     name: str
@@ -31,6 +33,7 @@ class Tensor:
     writes: bool = False
     align: int = 1
     largest: float = math.inf
+    over: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Protocol
 
@@ -50,7 +50,7 @@ class Artifact:
         source: the source it was compiled from.
     """
 
-    code: bytes
+    code: bytes = field(repr=False)
     resources: Resources
     log: str
     key: str
@@ -59,7 +59,7 @@ class Artifact:
     toolchain: str
     compiler: str
     entry: str
-    source: str
+    source: str = field(repr=False)
 
 
 def build(

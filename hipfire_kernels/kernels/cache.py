@@ -5,7 +5,7 @@ from __future__ import annotations
 from hipfire_kernels.authoring.args import Scalar, Tensor
 from hipfire_kernels.authoring.family import KernelFamily, Variant
 from hipfire_kernels.kernels.arguments import EXACT_F32, POSITIONS, ints
-from hipfire_kernels.layout import Q8_BYTES
+from hipfire_kernels.layout import Q8_BLOCK, Q8_BYTES
 
 
 def _kv_write_args(v: Variant) -> tuple[Tensor | Scalar, ...]:
@@ -27,6 +27,11 @@ KV_WRITE = KernelFamily(
     entry=lambda v: "kv_cache_write_q8_0_pair_batched" if v.pair else "kv_cache_write_q8_0_batched",
     args=_kv_write_args,
     grid=lambda v, s: (s.n_kv_heads * s.head_blocks, s.rows, 2 if v.pair else 1),
+    refuse=lambda v, s: (
+        None
+        if s.head_dim == Q8_BLOCK * s.head_blocks
+        else f"head_dim is {s.head_dim}; required: {Q8_BLOCK * s.head_blocks}, the {s.head_blocks} blocks of the cache"
+    ),
     oracle="quantize",
     tolerance=EXACT_F32,
     graph_safe=True,

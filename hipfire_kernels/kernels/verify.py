@@ -18,6 +18,7 @@ from hipfire_kernels.kernels.arguments import (
     WIDE,
     ints,
     output,
+    outside_arrays,
     partials,
     q8_cache,
     query,
@@ -53,6 +54,7 @@ TILE_BATCHED = KernelFamily(
     ),
     args=_tile_args,
     extents=("live_tiles", "batch"),
+    refuse=outside_arrays,
     grid=lambda v, s: (s.n_heads, s.live_tiles, s.batch),
     lds=lambda v, arch: (Lds("scores", "float", TILE),),
     oracle="attend",
@@ -76,6 +78,7 @@ ROWS = KernelFamily(
         Scalar("scale", "f32"),
     ),
     extents=("live_tiles",),
+    refuse=outside_arrays,
     grid=lambda v, s: (s.n_heads, s.live_tiles, ceil_div(s.batch, v.rows)),
     lds=lambda v, arch: (Lds("scores", "float", v.rows * TILE),),
     oracle="attend",
@@ -129,9 +132,9 @@ def _split_space(v: Variant, site: Site) -> dict[str, tuple[int, ...]]:
     return {"rows": (v.rows, *fewer), "splits": splits_worth_timing(default)}
 
 
-def _other_group(v: Variant, s: SimpleNamespace) -> str | None:
+def _not_of_the_variant(v: Variant, s: SimpleNamespace) -> str | None:
     if s.n_heads == s.n_kv_heads * v.group:
-        return None
+        return outside_arrays(v, s)
     return f"n_heads is {s.n_heads} with {s.n_kv_heads} KV heads; required: {v.group} query heads for each KV head"
 
 
@@ -156,7 +159,7 @@ VERIFY_GQA = KernelFamily(
     where=lambda v: v.rows * v.group <= GQA_COLUMNS,
     entry=_split_entry,
     args=_split_args,
-    refuse=_other_group,
+    refuse=_not_of_the_variant,
     grid=_split_grid,
     block=SPLIT_THREADS,
     lds=_verify_gqa_lds,
@@ -210,7 +213,7 @@ VERIFY_MMA = KernelFamily(
     where=lambda v: v.rows * v.group <= MMA_COLUMNS[v.terms],
     entry=lambda v: _split_entry(v) + ("" if v.terms == 1 else f"_t{v.terms}"),
     args=_verify_mma_args,
-    refuse=_other_group,
+    refuse=_not_of_the_variant,
     grid=_split_grid,
     block=_verify_mma_threads,
     lds=_verify_mma_lds,
@@ -262,6 +265,7 @@ REDUCE = KernelFamily(
     ),
     args=_reduce_args,
     extents=("batch",),
+    refuse=outside_arrays,
     grid=_reduce_grid,
     block=MERGE_WAVES * WAVE,
     lds=_reduce_lds,
