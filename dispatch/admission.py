@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hipfire_kernels.dispatch import evidence as evidence_records
 from hipfire_kernels.dispatch import policy as policies
 from hipfire_kernels.dispatch import tuning as tunings
+from hipfire_kernels.dispatch import workspace
 from hipfire_kernels.dispatch.checks import Check, Predicate
 from hipfire_kernels.dispatch.record import Evidence, Speed
 from hipfire_kernels.dispatch.request import AttendRequest
@@ -38,11 +40,16 @@ class Decision:
     speed: dict[str, Speed] = field(default_factory=dict)
     tuning: tunings.Choice | None = None
 
+    def __repr__(self) -> str:
+        r = self.request
+        shape = f"{r.workload} of {r.rows} rows, {r.n_heads}/{r.n_kv_heads} heads of {r.head_dim}, {r.logical_ctx} keys"
+        passed_over = ", ".join(self.rejected) or "none"
+        return f"<Decision {self.route or 'no route'} on {r.arch} for {shape}; passed over: {passed_over}>"
+
     @property
     def rejected(self) -> dict[str, list[Check]]:
         """For each route that may not run, the checks that failed."""
-        failed = {name: [c for c in found if not c.ok] for name, found in self.checks.items()}
-        return {name: found for name, found in failed.items() if found}
+        return {name: failed for name, found in self.checks.items() if (failed := failing(found))}
 
     def tuning_of(self, route: str | None) -> tunings.Choice:
         """What a launch of a route takes of its family's free choices: all defaults, for another than `self.route`."""
@@ -51,6 +58,7 @@ class Decision:
     def explain(self) -> str:
         """The decision in words, a line a reason."""
         lines = [f"route: {self.route or 'none, nothing may run'}"]
+        lines += [f"  {check}" for check in self.checks.get(str(self.route), ()) if check.name == workspace.NAME]
         if self.evidence:
             lines.append(f"  on {self.evidence.kind} evidence: {self.evidence.source}")
         if self.tuning:
@@ -77,6 +85,11 @@ class Decision:
         }
 
 
+def failing(checks: Iterable[Check]) -> list[Check]:
+    """Those that do not hold."""
+    return [check for check in checks if not check.ok]
+
+
 def admit(request: AttendRequest, *, route_name: str = "auto") -> Decision:
     """Decide how a request runs.
 
@@ -93,15 +106,16 @@ def admit(request: AttendRequest, *, route_name: str = "auto") -> Decision:
     if wanted is not None and wanted not in considered:
         considered = (wanted, *considered)
     seen: dict[Predicate, Check] = {}
-    records = {row.name: _record_of(row, request) for row in considered if row.needs_evidence}
+    sought = (request.head_dim, request.group)
+    records = {r.name: evidence_records.find(request.arch, r.name, *sought) for r in considered if r.needs_evidence}
     found = {
         row.name: _evaluate(row, request, policy, records.get(row.name), row is wanted, seen) for row in considered
     }
-    admitted = [row for row in considered if all(c.ok for c in found[row.name])]
+    admitted = [row for row in considered if not failing(found[row.name])]
     if wanted is not None and wanted not in admitted:
-        failing = "\n".join(f"  {c}" for c in found[wanted.name] if not c.ok)
+        reasons = "\n".join(f"  {check}" for check in failing(found[wanted.name]))
         decision = Decision(request, None, None, None, found)
-        raise NotAdmitted(f"route {wanted.name} is not admitted for this request:\n{failing}", decision)
+        raise NotAdmitted(f"route {wanted.name} is not admitted for this request:\n{reasons}", decision)
     if not admitted:
         return Decision(request, None, None, None, found)
     nearest = {
@@ -132,10 +146,6 @@ def _measured(item: tuple[str, Speed]) -> str:
     return f"{name} {speed.ratio:.2f}x at {rows}{speed.ctx} keys"
 
 
-def _record_of(row: Route, request: AttendRequest) -> Evidence | None:
-    return evidence_records.find(request.arch, row.name, request.head_dim, request.group)
-
-
 def _evaluate(
     row: Route,
     request: AttendRequest,
@@ -153,5 +163,9 @@ def _evaluate(
         opens = evidence_records.check(record, row.name, policy.evidence)
         found.append(opens)
         record = record if opens.ok else None
-    by_itself = () if insisted else row.auto_checks(request, policy)
-    return (*found, *row.policy_checks(request, policy, record), *by_itself)
+    found += row.policy_checks(request, policy, record)
+    if not insisted:
+        found += row.auto_checks(request, policy)
+    if not failing(found):  # what it takes is known for what it can run alone
+        found.append(workspace.check(row, request, policy))
+    return tuple(found)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +19,17 @@ from hipfire_kernels.dispatch.planning import Plan, decide, draft_refusal
 from hipfire_kernels.dispatch.request import AttendRequest
 from hipfire_kernels.dispatch.routes import route as route_named
 from hipfire_kernels.errors import InputError, NotAdmitted
-from hipfire_kernels.layout import covering
 from hipfire_kernels.running import devices as runtime
-from hipfire_kernels.running.attention import VerifyShape, check_heads, check_positions, check_verify, write_kv
+from hipfire_kernels.running.arguments import flag, real, whole, window_keys
+from hipfire_kernels.running.attention import (
+    VerifyShape,
+    check_heads,
+    check_positions,
+    check_verify,
+    check_write,
+    context,
+    write_kv,
+)
 from hipfire_kernels.running.devices.protocol import Device
 from hipfire_kernels.running.draft import DraftWorkspace, draft_attend_rows
 
@@ -52,10 +61,11 @@ def attend(
         k_cache, v_cache: uint8 [capacity, n_kv_heads, head_dim // 32, 34].
         positions: int32 [rows], the cache slot of each row; -1 sees no key and gives zeros. In host memory, or on the
             device; there they are read back, which waits for the device, unless `ctx` is given.
-        ctx: keys the last row sees. With it, positions on a GPU are taken as they are: the rows must be a chain (or a
-            tree), and a row that sees more than `ctx` comes out as NaN.
+        ctx: keys that the launch covers; by default as many as the longest row sees. With it, positions on a GPU are
+            taken as they are: the rows must be a chain (or a tree), and a row that sees more than `ctx` comes out as
+            NaN. Positions in host memory are held against it.
         route: "auto", or a route to insist on.
-        out: float32, the shape of q; allocated when None.
+        out: float32, the shape of q; allocated when None. It lies apart from the others, or is the very array q.
         device: where the arrays live; found from q by default.
         stream: a stream of the device. By default the current one of the library that q comes from (torch, cupy), for
             this library's own arrays the device's default stream.
@@ -71,14 +81,20 @@ def attend(
 
     Raises:
         InputError: an argument is not legal; nothing was launched.
-        NotAdmitted: no route may run this, or not the one asked for; the message lists the failing checks.
+        NotAdmitted: no route may run this, or not the one asked for; the message lists the failing checks. One of them
+            is that its workspace fits into the device's memory.
+        DeviceError: the device has no memory left for it, or the launch failed.
     """
     on = _device(device, q)
     stream = _stream(stream, q)
     shape = check_verify(on, q, k_cache, v_cache)
+    window, scale = window_keys(window), None if scale is None else real("scale", scale)
+    recording, capturing = flag("recording", recording), flag("capturing", capturing) or on.capturing
+    if ctx is not None:
+        ctx = whole("ctx", ctx, 0, shape.capacity, f"0 .. {shape.capacity}, the capacity of the cache")
     where = _known_positions(on, positions, ctx)
-    block_cols = 0 if tree_bias is None else _check_tree(on, tree_bias, shape, where, window)
-    capturing = capturing or on.capturing
+    block_cols = 0 if tree_bias is None else _check_tree(on, tree_bias, shape, window)
+    seen = None if where is None else context(where, shape, block_cols, ctx)
     request = AttendRequest(
         arch=on.arch.name,
         workload="verify",
@@ -87,13 +103,14 @@ def attend(
         n_heads=shape.n_heads,
         n_kv_heads=shape.n_kv_heads,
         rows=shape.rows,
-        logical_ctx=_context(shape, where, ctx, block_cols),
+        logical_ctx=seen if ctx is None else ctx,
         layout="tree" if block_cols else _row_layout(where),
         capturing=capturing,
         recording=recording,
         window=window,
         capacity=shape.capacity,
         multiprocessors=on.multiprocessors,
+        memory=on.memory_bytes,
     )
     decision = decide(request, route)
     if on_decision is not None:
@@ -141,6 +158,7 @@ def draft_attend(
             f"q has shape {q_shape} and k {k_shape}; required: [rows][n_heads][head_dim], [keys][n_kv_heads][head_dim]"
         )
     check_heads(q_shape[0], q_shape[1], k_shape[1], q_shape[2])
+    window, causal, scale = window_keys(window), flag("causal", causal), None if scale is None else real("scale", scale)
     request = AttendRequest(
         arch=on.arch.name,
         workload="draft",
@@ -156,6 +174,7 @@ def draft_attend(
         window=window,
         causal=causal,
         multiprocessors=on.multiprocessors,
+        memory=on.memory_bytes,
     )
     decision = decide(request, route)
     if on_decision is not None:
@@ -198,13 +217,13 @@ def _draft_route(decision: Decision, device: Device, head_dim: int) -> str:
 WORKSPACES = 8
 """Draft workspaces that are kept; the least recently used goes first."""
 
-_workspaces: OrderedDict[tuple[Any, ...], DraftWorkspace] = OrderedDict()
+_workspaces: OrderedDict[Owner, DraftWorkspace] = OrderedDict()
 
 
 @contextlib.contextmanager
 def _draft_workspace(device: Device, stream: Any) -> Iterator[DraftWorkspace]:
     """The workspace of this thread and stream, kept for the next call. Taken out meanwhile: calls may be nested."""
-    key = (device, *_owner(stream))
+    key = _owner(device, stream)
     with _plans_lock:
         held = _workspaces.pop(key, None) or DraftWorkspace()
     try:
@@ -229,15 +248,18 @@ def kv_write(
     """Quantise new K and V rows into the cache, in place.
 
     Args:
-        k, v: float32 [rows, n_kv_heads, head_dim], finite.
-        k_cache, v_cache: uint8 [capacity, n_kv_heads, head_dim // 32, 34].
+        k, v: float32 [rows, n_kv_heads, head_dim], at least one row, finite.
+        k_cache, v_cache: uint8 [capacity, n_kv_heads, head_dim // 32, 34]. Each lies apart from all other arrays.
         positions: int32 [rows], distinct, inside the capacity.
+
+    Raises:
+        InputError: an argument is not legal; nothing was written.
     """
     on = _device(device, k_cache)
     stream = _stream(stream, k_cache)
-    cache, new = on.view("k_cache", k_cache), on.view("k", k)
+    rows, capacity = check_write(on, k, v, k_cache, v_cache)
     slots = on.to_host(positions) if not isinstance(positions, np.ndarray) else positions
-    check_positions(slots, new.shape[0], cache.shape[0], least=0)
+    check_positions(slots, rows, capacity, least=0)
     taken, times = np.unique(slots, return_counts=True)
     if times.max() > 1:
         raise InputError(
@@ -250,31 +272,63 @@ def kv_write(
 WORKSPACE_LIMIT = 1 << 30
 """Bytes of workspace that cached plans may hold together; the least recently used go first."""
 
-_plans: OrderedDict[tuple[Any, ...], Plan] = OrderedDict()
+
+class Owner(NamedTuple):
+    """Whose a workspace is: this thread's, for this stream. No two threads or streams share one."""
+
+    device: Device
+    thread: int
+    stream: int
+
+
+class PlanKey(NamedTuple):
+    """What a plan depends on: calls that differ in any of it have another one."""
+
+    route: str | None
+    tuning: tuple[tuple[str, int], ...]
+    layout: str | None
+    windowed: bool
+    fixed: bool
+    shape: VerifyShape
+    covers: int
+    block_cols: int
+    partials_rows: int
+    owner: Owner
+
+
+_plans: OrderedDict[PlanKey, Plan] = OrderedDict()
 _plans_lock = threading.Lock()
 
 
+def _in_forked_child() -> None:
+    """What other threads of the parent held or ran at that moment stays so for ever."""
+    global _plans_lock
+    _plans_lock = threading.Lock()
+    _plans.clear()
+    _workspaces.clear()
+
+
+os.register_at_fork(after_in_child=_in_forked_child)
+
+
 def _plan_for(decision: Decision, device: Device, shape: VerifyShape, block_cols: int, stream: Any) -> Plan:
-    """A plan that covers the request. Two streams or threads never share one, since a plan has one workspace."""
-    fixed = decision.request.capturing or decision.request.recording
-    ctx = shape.capacity if fixed else int(decision.request.logical_ctx or 0)
-    covered = covering(ctx)  # so that a growing context finds the same plan
-    key = (
+    """A plan that covers the request."""
+    request = decision.request
+    key = PlanKey(
         decision.route,
         tuple(decision.tuning_of(decision.route).values.items()),
-        decision.request.layout,
-        bool(decision.request.window),
-        fixed,
-        device,
+        request.layout,
+        bool(request.window),
+        bool(request.capturing or request.recording),
         shape,
-        covered,
+        request.covers,
         block_cols,
         policy.current().partials_rows,
-        _owner(stream),
+        _owner(device, stream),
     )
     with _plans_lock:
         found = _plans.pop(key, None)
-    prepared = found or Plan(decision, device, shape, covered, block_cols)
+    prepared = found or Plan(decision, device, shape, request.covers, block_cols)
     prepared.decision = decision
     with _plans_lock:
         _plans[key] = prepared
@@ -283,15 +337,12 @@ def _plan_for(decision: Decision, device: Device, shape: VerifyShape, block_cols
     return prepared
 
 
-def _owner(stream: Any) -> tuple[int, str]:
-    """Whose a workspace is: this thread's, for this stream."""
-    return (threading.get_ident(), str(getattr(stream, "handle", stream)))
+def _owner(device: Device, stream: Any) -> Owner:
+    return Owner(device, threading.get_ident(), device.stream_handle(stream))
 
 
 def _device(device: Device | str | None, array: Any) -> Device:
-    if device is None:
-        return runtime.device_of(array)
-    return runtime.device(device) if isinstance(device, str) else device
+    return runtime.device_of(array) if device is None else runtime.resolve(device)
 
 
 def _stream(stream: Any, array: Any) -> Any:
@@ -316,22 +367,12 @@ def _known_positions(device: Device, positions: Any, ctx: int | None) -> npt.NDA
     return device.to_host(positions)
 
 
-def _context(shape: VerifyShape, where: npt.NDArray[Any] | None, ctx: int | None, block_cols: int) -> int:
-    """Keys that the longest row sees."""
-    if where is not None:
-        seen = check_positions(where, shape.rows, shape.capacity)
-        return int(where[0]) + block_cols if block_cols else seen
-    if not isinstance(ctx, int) or not 0 <= ctx <= shape.capacity:
-        raise InputError(f"ctx is {ctx!r}; required: 0 .. {shape.capacity}, the capacity of the cache")
-    return ctx
-
-
 def _row_layout(where: npt.NDArray[Any] | None) -> str:
     """Rows that the caller vouches for are a chain."""
     return "chain" if where is None or bool((np.diff(where) == 1).all()) else "independent"
 
 
-def _check_tree(device: Device, tree_bias: Any, shape: VerifyShape, where: npt.NDArray[Any] | None, window: int) -> int:
+def _check_tree(device: Device, tree_bias: Any, shape: VerifyShape, window: int) -> int:
     """Refuse a tree the kernel cannot honour; return its columns."""
     view = device.view("tree_bias", tree_bias)
     if view.dtype != "f32" or len(view.shape) != 2 or view.shape[0] != shape.rows or not view.shape[1]:
@@ -340,13 +381,7 @@ def _check_tree(device: Device, tree_bias: Any, shape: VerifyShape, where: npt.N
         )
     if window:
         raise InputError(f"window is {window} with a tree_bias; required: one of the two")
-    columns = int(view.shape[1])
-    if where is not None and not 0 <= int(where[0]) <= shape.capacity - columns:
-        start = int(where[0])
-        raise InputError(
-            f"the tree covers cache slots {start} .. {start + columns - 1}; required: 0 .. {shape.capacity - 1}"
-        )
-    return columns
+    return int(view.shape[1])
 
 
 def _output(device: Device, out: Any, shape: tuple[int, ...]) -> Any:

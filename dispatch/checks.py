@@ -8,11 +8,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from hipfire_kernels.archs import ARCHS
 from hipfire_kernels.dispatch.request import AttendRequest
 from hipfire_kernels.layout import MAX_HEAD_DIM, Q8_BLOCK
+from hipfire_kernels.running.arguments import I32_MAX
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ Predicate = Callable[[AttendRequest], Check]
 """The same one for the same arguments, so that a decision on many routes evaluates it once."""
 
 
-def _is_int(value: Any) -> bool:
+def is_int(value: Any) -> TypeGuard[int]:
+    """Whether it is a whole number, and no bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -72,13 +74,12 @@ def one_of(field: str, *legal: Any) -> Predicate:
 
 
 @functools.cache
-def between(field: str, low: int, high: int | None = None) -> Predicate:
-    """An integer field, inside both ends."""
+def between(field: str, low: int, high: int = I32_MAX) -> Predicate:
+    """An integer field, inside both ends: by default the largest number that a kernel can be told."""
 
     def predicate(r: AttendRequest) -> Check:
         seen = getattr(r, field)
-        ok = _is_int(seen) and seen >= low and (high is None or seen <= high)
-        return Check(field, seen, f"at least {low}" if high is None else f"{low} .. {high}", ok)
+        return Check(field, seen, f"{low} .. {high}", is_int(seen) and low <= seen <= high)
 
     return predicate
 
@@ -90,9 +91,7 @@ def known_arch(r: AttendRequest) -> Check:
 
 def tiled_head_dim(r: AttendRequest) -> Check:
     """head_dim is a whole number of Q8_0 blocks, up to the largest a kernel holds in registers."""
-    ok = (
-        _is_int(r.head_dim) and r.head_dim is not None and 0 < r.head_dim <= MAX_HEAD_DIM and r.head_dim % Q8_BLOCK == 0
-    )
+    ok = is_int(r.head_dim) and r.head_dim is not None and 0 < r.head_dim <= MAX_HEAD_DIM and r.head_dim % Q8_BLOCK == 0
     return Check("head_dim", r.head_dim, f"a multiple of {Q8_BLOCK} up to {MAX_HEAD_DIM}", ok)
 
 
@@ -112,5 +111,5 @@ def group_within(low: int, high: int) -> Predicate:
 def grouped_heads(r: AttendRequest) -> Check:
     """Query heads divide evenly over the KV heads."""
     heads, kv = r.n_heads, r.n_kv_heads
-    ok = _is_int(heads) and _is_int(kv) and bool(kv and heads and kv > 0 and heads > 0 and heads % kv == 0)
+    ok = is_int(heads) and is_int(kv) and 0 < kv <= heads <= I32_MAX and heads % kv == 0
     return Check("n_heads/n_kv_heads", f"{heads}/{kv}", "n_heads a positive multiple of n_kv_heads", ok)

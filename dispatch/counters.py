@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -13,6 +14,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _lock = threading.Lock()
 _counts: dict[str, Counter[str]] = {kind: Counter() for kind in ("admitted", "refused", "routes", "drift")}
+
+
+def _in_forked_child() -> None:
+    global _lock
+    _lock = threading.Lock()  # a thread that is gone may have held it
+
+
+os.register_at_fork(after_in_child=_in_forked_child)
 
 
 def count_decision(decision: Decision) -> None:

@@ -18,25 +18,35 @@ from hipfire_kernels.dispatch.admission import Decision, admit
 from hipfire_kernels.dispatch.request import AttendRequest
 from hipfire_kernels.dispatch.routes import route as route_named
 from hipfire_kernels.errors import InputError, NotAdmitted
+from hipfire_kernels.running import devices
+from hipfire_kernels.running.arguments import whole
 from hipfire_kernels.running.attention import (
     VerifyPlan,
     VerifyShape,
     check_heads,
-    check_positions,
+    context,
     rows_at_once,
     verify_plan,
 )
-from hipfire_kernels.running.devices.protocol import Device
+from hipfire_kernels.running.devices.protocol import Device, OfThisProcess
 
 
-def plan(request: AttendRequest, device: Device, *, capacity: int | None = None, route: str = "auto") -> Plan:
+def plan(
+    request: AttendRequest,
+    device: Device | str,
+    *,
+    capacity: int | None = None,
+    route: str = "auto",
+    block_cols: int = 0,
+) -> Plan:
     """Decide a verify request and prepare it.
 
     Args:
         request: `logical_ctx` is the longest context the plan will run at.
-        device: where it will run; its arch must be the request's.
+        device: where it will run, or its name; its arch must be the request's.
         capacity: positions of the KV cache; the request's by default, or its `logical_ctx`.
         route: "auto", or a route to insist on.
+        block_cols: columns of the tree bias, for a request with layout "tree".
 
     Raises:
         NotAdmitted: no route may run it; the message lists the failing checks.
@@ -44,11 +54,14 @@ def plan(request: AttendRequest, device: Device, *, capacity: int | None = None,
     """
     if request.workload == "draft":
         raise InputError("the request's workload is 'draft'; a plan is for 'verify', draft_attend needs none")
+    on = devices.resolve(device)
+    if capacity is not None:
+        capacity = whole("capacity", capacity, 0, legal="positions of the cache, 0 or more")
     capacity = capacity or request.capacity or request.logical_ctx
-    request = replace(request, capacity=capacity, multiprocessors=device.multiprocessors)
+    request = replace(request, capacity=capacity, multiprocessors=on.multiprocessors, memory=on.memory_bytes)
     decision = decide(request, route)
-    if decision.request.arch is None or decision.request.arch.split(":")[0] != device.arch.name:
-        raise InputError(f"the request is for {request.arch}, {device.name} is {device.arch.name}")
+    if decision.request.arch is None or decision.request.arch.split(":")[0] != on.arch.name:
+        raise InputError(f"the request is for {request.arch}, {on.name} is {on.arch.name}")
     sizes = [request.rows, request.n_heads, request.n_kv_heads, request.head_dim, capacity]
     shape = VerifyShape(*(int(size or 0) for size in sizes))
     check_heads(shape.rows, shape.n_heads, shape.n_kv_heads, shape.head_dim)
@@ -56,9 +69,12 @@ def plan(request: AttendRequest, device: Device, *, capacity: int | None = None,
         raise InputError(
             f"capacity is {shape.capacity}; required: at least the request's logical_ctx {request.logical_ctx}"
         )
+    columns = whole("block_cols", block_cols, 0, shape.capacity, f"0 .. {shape.capacity}, the capacity of the cache")
+    if (columns > 0) != (request.layout == "tree"):
+        raise InputError(f"block_cols is {columns} with layout {request.layout!r}; required: above 0 for a tree alone")
     # What a captured launch computes must stay right as the context grows: it covers the whole cache.
     fixed = request.capturing or request.recording
-    return Plan(decision, device, shape, shape.capacity if fixed else int(request.logical_ctx or 0))
+    return Plan(decision, on, shape, shape.capacity if fixed else int(request.logical_ctx or 0), columns)
 
 
 def decide(request: AttendRequest, route: str) -> Decision:
@@ -74,8 +90,9 @@ def decide(request: AttendRequest, route: str) -> Decision:
     return decision
 
 
-class Plan:
-    """One prepared route. It has one workspace: it is for one stream, and one thread, at a time.
+class Plan(OfThisProcess):
+    """One prepared route. It has one workspace: it is for one stream, and one thread, at a time; a second thread is
+    refused.
 
     Attributes:
         decision: which route, why, and why no other.
@@ -84,14 +101,24 @@ class Plan:
         max_ctx: the longest context it covers.
     """
 
+    send_instead = "send its `decision.request`, and call hipfire_kernels.plan there"
+
     def __init__(
         self, decision: Decision, device: Device, shape: VerifyShape, max_ctx: int, block_cols: int = 0
     ) -> None:
         self.decision, self.device, self.shape, self.max_ctx = decision, device, shape, max_ctx
         self._block_cols = block_cols
+        self._fixed = bool(decision.request.capturing or decision.request.recording)
         self._partials_rows = policy.current().partials_rows
         self._prepared: dict[str, VerifyPlan] = {}
         self._tiles(str(decision.route))
+
+    def __repr__(self) -> str:
+        s = self.shape
+        return (
+            f"<Plan {self.decision.route} on {self.device.name}: {s.rows} rows, {s.n_heads}/{s.n_kv_heads} heads of "
+            f"{s.head_dim}, up to {self.max_ctx} of {s.capacity} keys, {self.workspace_bytes:,} bytes>"
+        )
 
     @property
     def workspace_bytes(self) -> int:
@@ -116,15 +143,15 @@ class Plan:
         Args:
             positions: int32 [rows]. In host memory they are checked; on a GPU they are taken as they are, and a row
                 that sees more than the plan covers comes out as NaN.
-            out: float32, the shape of q; written.
-            ctx: keys the longest row sees; what the plan covers when None.
+            out: float32, the shape of q; written. It lies apart from the others, or is the very array q.
+            ctx: keys the longest row sees; what the positions say, or the plan covers, when None.
             tree_bias: for a request with layout "tree".
 
         Raises:
-            InputError: an array is not what was planned for, or a graph is being captured and the plan's launches
-                would not stay right as the context grows; nothing was launched.
+            InputError: an argument is not what was planned for, another thread runs the plan, or a graph is being
+                captured and the plan's launches would not stay right as the context grows; nothing was launched.
         """
-        if self.device.capturing and not self._fixed:
+        if not self._fixed and self.device.capturing:
             raise InputError(
                 f"{self.device.name} is capturing a graph, and this plan's request has capturing="
                 f"{self.decision.request.capturing}: its launches follow the live context. Plan it with capturing=True"
@@ -132,11 +159,14 @@ class Plan:
         known: npt.NDArray[Any] | None = None
         if isinstance(positions, np.ndarray):
             known = positions
-            seen = check_positions(positions, self.shape.rows, self.shape.capacity)
-            if ctx is None and not self._fixed and tree_bias is None:
+            most = (
+                self.max_ctx
+                if ctx is None
+                else whole("ctx", ctx, 0, self.max_ctx, f"0 .. {self.max_ctx}, what the plan covers")
+            )
+            seen = context(positions, self.shape, self._block_cols, most)
+            if ctx is None and not self._fixed:
                 ctx = seen
-            if seen > (self.max_ctx if ctx is None else ctx):
-                raise InputError(f"positions see {seen} keys; the launch covers {self.max_ctx if ctx is None else ctx}")
             positions = self.device.to_device(positions)
         name = self._checked(known)
         self._tiles(name).run(
@@ -153,10 +183,6 @@ class Plan:
         )
         counters.count_route(name)
         return name
-
-    @property
-    def _fixed(self) -> bool:
-        return bool(self.decision.request.capturing or self.decision.request.recording)
 
     def _tiles(self, name: str) -> VerifyPlan:
         if name not in self._prepared:

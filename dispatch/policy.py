@@ -24,6 +24,7 @@ PREFIX = "HIPFIRE_"
 MIN_CTX_VARIABLE = "HIPFIRE_FA_PERTOKEN_MIN_CTX"
 MIN_CTX_DEFAULT = 4096
 VERIFY_ATTN = "HIPFIRE_VERIFY_ATTN"
+PARTIALS_ROWS_VARIABLE = "HIPFIRE_FLASH_PARTIALS_BATCH"
 FLASH_PREFILL, PREFILL_KERNEL = "HIPFIRE_FLASH_PREFILL", "HIPFIRE_FLASH_PREFILL_KERNEL"
 
 GRAPH_OFF = (("gfx1100", "mq4"), ("gfx1201", "mq4"))
@@ -160,7 +161,7 @@ SWITCHES: tuple[Switch, ...] = (
         "dispatch/graph.py",
     ),
     Switch(
-        "HIPFIRE_FLASH_PARTIALS_BATCH",
+        PARTIALS_ROWS_VARIABLE,
         "partials_rows",
         functools.partial(_within, 1, 4096),
         str(PARTIALS_ROWS),
@@ -203,7 +204,7 @@ SWITCHES: tuple[Switch, ...] = (
         "what the draft declares for each layer",
         "0 (no layer has a window: all of the context is seen) or a number of keys, at least 1",
         "A number narrows every draft layer to that many keys; a layer that declares fewer keeps its own. "
-        "Changes what is proposed, never which tokens come out.",
+        "Changes what is proposed and, but for rounding, no token that comes out.",
         "model/dflash.py",
     ),
     Switch(
@@ -223,7 +224,7 @@ SWITCHES: tuple[Switch, ...] = (
         str(int(Policy.adaptive_b)),
         "1 (on) or 0 (off)",
         "Whether fewer rows than were drafted may be verified, by how many were accepted lately, in requests that do "
-        "not say (`adaptive_b`). Changes how fast tokens come, never which.",
+        "not say (`adaptive_b`). Changes how fast tokens come and, but for rounding, not which.",
         "model/conversation.py",
     ),
     Switch(

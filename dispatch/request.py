@@ -5,10 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
+from hipfire_kernels.layout import covering
+
 
 @dataclass(frozen=True)
 class AttendRequest:
     """One attention call, without its tensors. A field left out is unknown, and what is unknown is refused.
+
+    Numbers may be numpy's; they become Python's.
 
     Attributes:
         arch: as the device reports it; a feature suffix (`:sramecc-:xnack-`) is ignored for the comparison.
@@ -25,6 +31,8 @@ class AttendRequest:
         causal: draft only: rows of the block do not see the rows behind them.
         capacity: positions of the KV cache, which a captured or recorded launch covers; `logical_ctx` where unknown.
         multiprocessors: of the device. It decides nothing but whether a tuning is for this device.
+        memory: bytes that the device has. Decides nothing but whether a route's workspace can ever fit; where it is
+            unknown, that is left to the device.
     """
 
     arch: str | None = None
@@ -42,6 +50,20 @@ class AttendRequest:
     causal: bool | None = False
     capacity: int | None = None
     multiprocessors: int | None = None
+    memory: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, np.generic):
+                object.__setattr__(self, name, value.item())
+
+    @property
+    def covers(self) -> int:
+        """Keys that a launch of this request is made for: so that a growing context finds the same plan, more than its
+        own, but no more than the cache holds; all of those where the launch is captured or recorded."""
+        ctx = self.logical_ctx or 0
+        most = max(ctx, ctx if self.capacity is None else self.capacity)
+        return most if self.capturing or self.recording else min(covering(ctx), most)
 
     @property
     def group(self) -> int | None:

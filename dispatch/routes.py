@@ -26,6 +26,7 @@ from hipfire_kernels.dispatch.record import Evidence
 from hipfire_kernels.dispatch.request import AttendRequest
 from hipfire_kernels.errors import InputError
 from hipfire_kernels.kernels import families
+from hipfire_kernels.running.arguments import I32_MAX
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ def _multirow(rows: int) -> Route:
             checks.one_of("head_dim", *families()["attention_flash_q8_0_rows"].params["head_dim"]),
             checks.equals("layout", "chain"),
             checks.between("rows", rows, MAX_BLOCK_ROWS),
+            checks.between("logical_ctx", 0),
             checks.equals("window", 0),
             *_replayable("attention_flash_q8_0_rows"),
         ),
@@ -154,16 +156,20 @@ def _verify_split(name: str, family: str, **fixed: int) -> Route:
     )
 
 
-def _tile_variant(r: AttendRequest) -> Variant:
-    mask = "tree" if r.layout == "tree" else "window" if r.window else "causal"
-    return families()["attention_flash_q8_0_tile_batched"].variant(head_dim=r.head_dim, mask=mask)
+@functools.lru_cache(maxsize=64)
+def _tile_variant(head_dim: int, mask: str) -> Variant:
+    return families()["attention_flash_q8_0_tile_batched"].variant(head_dim=head_dim, mask=mask)
+
+
+def _tile_mask(r: AttendRequest) -> str:
+    return "tree" if r.layout == "tree" else "window" if r.window else "causal"
 
 
 TILE_BATCHED = Route(
     name="tile_batched",
     workload="verify",
     family="attention_flash_q8_0_tile_batched",
-    variant=_tile_variant,
+    variant=lambda r: _tile_variant(r.head_dim, _tile_mask(r)),
     predicates=(
         *_VERIFY,
         checks.tiled_head_dim,
@@ -266,7 +272,7 @@ def _draft_matrix(name: str, family: str, timed_rows: int, **params: int) -> Rou
 
 
 def _windowed(r: AttendRequest) -> Check:
-    known = isinstance(r.window, int) and r.window >= 0 and isinstance(r.causal, bool)
+    known = checks.is_int(r.window) and 0 <= r.window <= I32_MAX and isinstance(r.causal, bool)
     return Check(
         "window/causal", f"{r.window}/{r.causal}", "a window or a causal mask", known and bool(r.window or r.causal)
     )

@@ -51,6 +51,10 @@ class UndefinedBehaviour(DeviceError):
     """A sanitizer found a kernel doing what the language gives no meaning to."""
 
 
+class NumericsError(HipfireError):
+    """Numbers that must be finite are not: logits that a token is chosen from, keys and values that are kept."""
+
+
 class ParityError(HipfireError):
     """A kernel is not what its oracle says.
 

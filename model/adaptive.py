@@ -26,9 +26,14 @@ after 0.3 / 0.02 = 15 tokens; from tau = 0.3 on it stays.
 
 What an engine has not measured yet it finds out once, not in every request: its first block (and the first one of a
 later request, as long as there was no second), and the first that it verifies (of the fewest rows that promise a gain)
-are charged, but not paid in advance. Of the very first at most `FIRST_DRAFT` = 4 steps are charged, as it may have
-built kernels. The worst case of more rows than ever before is what the most so far cost a row. The projection of a
-prompt's context in a request's first block may take `SHARE` of the prefill.
+are charged, but not paid in advance. They wait for a request that can bear them: `FINDING` = 0.05 of its token budget
+covers what they may cost, or all requests of the engine together have earned it. A first block is taken to cost
+`FIRST_DRAFT` = 4 steps, and no more is charged, as it may have built kernels: it is drafted where the budget has 80
+tokens, or after 200 tokens of shorter requests. The worst case of more rows than ever before is what the most so far
+cost a row. The projection of a prompt's context in a request's first block may take `SHARE` of the prefill.
+
+So with a block of up to 4 steps no request that uses its budget falls behind by more than 5%, but for those in which an
+engine of requests below 80 tokens finds out: of all its requests together that is less than 5% at any time.
 """
 
 from __future__ import annotations
@@ -45,8 +50,11 @@ from hipfire_kernels.model.prefix import common_prefix
 SHARE = 0.02
 """Of the time of plain decoding, what drafting may lose."""
 
+FINDING = 0.05
+"""Of a request's token budget, what finding out may cost."""
+
 FIRST_DRAFT = 4.0
-"""Steps that an engine's first block is charged at most."""
+"""Steps that an engine's first block is taken to cost, and charged at most."""
 
 DRAFT_PRICE, ROW_PRICE = 0.25, 0.05
 """Steps that a block and one more verified row are taken to cost where nothing was measured."""
@@ -161,11 +169,16 @@ class Prices:
     """What drafting and verifying cost, in plain steps. One for all requests of an engine, in any thread.
 
     A price is the median of its last five measurements, of two the lower: a first one may have been a kernel's build.
+
+    Attributes:
+        fund: what the requests of the engine have earned and not spent, in steps.
     """
 
     def __init__(self) -> None:
+        self.fund = 0.0
         self._draft: tuple[float, ...] = ()
         self._forward: list[tuple[float, ...]] = [(), (1.0,), *[()] * (BLOCK_ROWS - 1)]  # by rows
+        self._slow: set[int] = set()
 
     @property
     def draft(self) -> float | None:
@@ -187,8 +200,15 @@ class Prices:
         self._draft = (*self._draft[-4:], steps)
 
     def note_forward(self, rows: int, steps: float) -> None:
-        """A verify pass of `rows` rows took so many steps. What is more a row than a smaller pass takes was not it."""
+        """A verify pass of `rows` rows took so many steps. What is more a row than a smaller pass takes was not it.
+
+        Where nothing else is known of these rows the first such pass is no price at all: a build that is taken for one
+        would keep them from ever being tried again.
+        """
         bound = min(price * rows / fewer for fewer, price in self._known() if fewer < rows)
+        if steps > bound and not self._forward[rows] and rows not in self._slow:
+            self._slow.add(rows)
+            return
         self._forward[rows] = (*self._forward[rows][-4:], min(steps, bound))
 
     def forward(self, rows: int) -> float:
@@ -219,13 +239,15 @@ class Pace:
         prices: those of the engine; None for "on", which speculates in every cycle and by what is taken for granted,
             so that a request repeats its cycles.
         adaptive: whether fewer rows than drafted may be verified.
+        budget: tokens that the request may produce.
 
     Attributes:
         retires: whether it is "auto".
     """
 
-    def __init__(self, block_size: int, prices: Prices | None, adaptive: bool) -> None:
+    def __init__(self, block_size: int, prices: Prices | None, adaptive: bool, budget: int) -> None:
         self.retires = prices is not None
+        self._budget = budget
         self._prices = prices or Prices()
         self._adaptive = adaptive
         self._acceptance = Acceptance(block_size - 1)
@@ -250,8 +272,8 @@ class Pace:
         if not self._step:
             return PLAIN
         if price is None:
-            return _PROBE
-        is_free = not self._prices.is_sure and self._is_first_block
+            return _PROBE if self._can_bear(FIRST_DRAFT) else PLAIN
+        is_free = not self._prices.is_sure and self._is_first_block and self._can_bear(price)
         if self._balance < (0.0 if is_free else price):
             return PLAIN
         return self._affordable(most, price)
@@ -262,6 +284,7 @@ class Pace:
         self._acceptance.produced(cycle.tokens)
         if not self.retires:
             return
+        before = self._balance
         if cycle.rows == 1:
             self._note_step(cycle.verify_s)
         self._balance += SHARE * len(cycle.tokens)
@@ -272,6 +295,7 @@ class Pace:
             self._prices.note_forward(cycle.rows, steps)
             # As in the prices: what is beyond the bound was no verifying, but a build or another process.
             self._balance += len(cycle.tokens) - min(steps, cycle.rows)
+        self._prices.fund += self._balance - before
 
     def _note_step(self, seconds: float) -> None:
         self._steps.append(seconds)
@@ -292,8 +316,9 @@ class Pace:
         gaining = [rows for rows in self._sizes(most) if self._speed(rows) > 1.0]
         if gaining:
             self._is_retired = False
-            if not self._prices.has_verified:
-                return Plan(True, min(gaining))
+            fewest = min(gaining)
+            if not self._prices.has_verified and self._can_bear(self._prices.worst(fewest) - 1.0):
+                return Plan(True, fewest)
             paid = [rows for rows in gaining if price + self._prices.worst(rows) - 1.0 <= self._balance]
             return Plan(True, self._best(paid)) if paid else PLAIN
         if not self._is_retired:
@@ -301,6 +326,10 @@ class Pace:
             self._balance = 0.0
             return PLAIN
         return PLAIN if self._acceptance.is_waiting else _PROBE
+
+    def _can_bear(self, steps: float) -> bool:
+        """Whether finding out may cost so many steps that the request has not earned."""
+        return steps <= max(FINDING * self._budget, self._prices.fund)
 
     def _sizes(self, most: int) -> list[int]:
         """The numbers of rows to choose from."""

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from hipfire_kernels.errors import InputError
+from hipfire_kernels.errors import InputError, NumericsError
 from hipfire_kernels.layout import Q8_BLOCK, kv_cache_shape
-from hipfire_kernels.model.layers import BLOCK_ROWS, Array
+from hipfire_kernels.model.layers import BLOCK_ROWS, Array, first_broken_row
 from hipfire_kernels.running.devices import device as open_device
 from hipfire_kernels.running.devices.protocol import Device
 
@@ -229,6 +229,12 @@ class Q8Attention:
     def write(self, cache: KVCache, k: Array, v: Array, positions: NDArray[np.int32]) -> None:
         from hipfire_kernels.dispatch import kv_write
 
+        for name, rows in (("keys", k), ("values", v)):
+            if (at := first_broken_row(rows)) is not None:
+                raise NumericsError(
+                    f"the {name} of position {positions[at]} hold NaN or infinity, for which Q8_0 has no code; "
+                    "look for the weights or activations that overflow: kv_format='f32' runs on to the logits"
+                )
         cache.reserve(int(positions[-1]) + 1)
         on = self._device
         kv_write(on.to_device(k), on.to_device(v), cache.k, cache.v, positions, device=on)

@@ -20,6 +20,7 @@ from hipfire_kernels.model.sampling import Sampling
 from hipfire_kernels.model.state import WarmState
 from hipfire_kernels.model.tokenizer import Tokenizer
 from hipfire_kernels.model.trace import TextFile, Trace
+from hipfire_kernels.running.arguments import flag
 
 
 class Requests(ABC):
@@ -104,8 +105,9 @@ class Requests(ABC):
             min_new_tokens: stop tokens are not produced, and stop strings not heeded, within so many tokens.
             stop_strings: texts that end the generation with the token that completes one of them.
             tokenizer: the target's; stop_strings need it.
-            speculation: "auto": where it is faster than plain decoding by the times that are measured, which it never
-                falls behind by more than 5% (`adaptive` has the rule). "on": in every cycle. "off": in none.
+            speculation: "auto": where it is faster than plain decoding by the times that are measured. It falls behind
+                by at most 5% of max_new_tokens; in an engine of requests below 80 tokens, by that of all of them
+                together (`adaptive` has the rule, and what it takes for granted). "on": in every cycle. "off": in none.
             adaptive_b: whether fewer rows than drafted may be verified, by how many were accepted lately; None for
                 HIPFIRE_DFLASH_ADAPTIVE_B.
             trace: a text file, or the path of one to append to, for a record of each cycle (`trace` has the fields).
@@ -115,19 +117,22 @@ class Requests(ABC):
                 conversation runs a request already. Nothing has changed then.
             CheckpointError: the tokenizer is not the target's, or speculation is "on" and the engine's draft could
                 not be loaded.
+            NumericsError: while it runs, logits or keys and values are not finite. The request has failed then.
         """
         limits = self.limits
         prompt = limits.prompt(prompt_ids, max_new_tokens)
+        if not (trace is None or isinstance(trace, (str, os.PathLike)) or hasattr(trace, "write")):
+            raise InputError(f"trace is {trace!r}; required: a text file, or the path of one to append to")
         request = Request(
             prompt=prompt,
-            max_new_tokens=max_new_tokens,
+            max_new_tokens=int(max_new_tokens),
             min_new_tokens=check_minimum(min_new_tokens, max_new_tokens),
             stop=limits.stop(stop, min_new_tokens),
             stop_strings=limits.stop_strings(stop_strings, tokenizer),
             block_size=limits.rows(block_size, speculation),
             sampling=Sampling(temperature, top_k, top_p, seed),
             speculation=speculation,
-            adaptive_b=policy.current().adaptive_b if adaptive_b is None else adaptive_b,
+            adaptive_b=policy.current().adaptive_b if adaptive_b is None else flag("adaptive_b", adaptive_b),
             trace=None if trace is None else Trace(trace),
             fallback=None if speculation == "off" else limits.fallback,
         )
@@ -138,9 +143,11 @@ class Conversation(Requests):
     """Requests that run one after the other on one warm state; from `Engine.conversation`.
 
     A prompt that begins with what an earlier one left (its prompt, its tokens) is processed from there on. One that
-    leaves it earlier goes back to the last checkpoint of the recurrent state before that point, or starts cold. The
-    tokens are those of a cold run, whatever was taken over: `result.cached_prefix` and `result.prefill_tokens` say
-    how much.
+    leaves it earlier goes back to the last checkpoint of the recurrent state before that point, or starts cold;
+    `result.cached_prefix` and `result.prefill_tokens` say how much was taken over. The tokens are those of a cold run
+    up to rounding: a prefill sums in another order than the steps that left the state. The logits of the demo pair, of
+    standard deviation 3 or so, differ by up to 1e-5 with "f32", and by up to 3e-3 with "q8_0", where that flips a code
+    of the cache. A token can differ where the two best logits are closer than that.
 
     Any thread may use it, one request at a time: a second is refused until the first ended, was cancelled or was
     given up (nobody holds its `Generation` any more).

@@ -9,11 +9,11 @@ from typing import Any
 from hipfire_kernels.errors import InputError
 from hipfire_kernels.model.chat import chat_settings
 from hipfire_kernels.model.checkpoint import read_generation_config
-from hipfire_kernels.model.draft_config import dflash_metadata
+from hipfire_kernels.model.draft_config import DraftConfig, dflash_metadata
 from hipfire_kernels.model.hfq import DRAFT, TARGET, Planned, write_container
 from hipfire_kernels.model.jsonfile import read_json
 from hipfire_kernels.model.layers import Array
-from hipfire_kernels.model.loading import open_draft, open_target
+from hipfire_kernels.model.loading import open_either
 from hipfire_kernels.model.tensors import F16, F32, MQ4G256, Q8F16, Format
 from hipfire_kernels.model.tokenizer import tokenizer_text
 
@@ -21,8 +21,6 @@ FORMATS: dict[str, tuple[Format, ...]] = {"mq4": (MQ4G256, Q8F16), "q8": (Q8F16,
 """Per name, what a matrix gets: the first format whose groups fit its rows, float32 when none does."""
 
 _VOCABULARY = ("embed_tokens.weight", "lm_head.weight")
-# One of them makes a config.json a draft's.
-_DRAFT_KEYS = ("dflash_config", "target_layer_ids", "mask_token_id")
 
 
 def choose(name: str, shape: tuple[int, ...], wanted: str) -> Format:
@@ -60,19 +58,17 @@ class Conversion:
             raise InputError(f"format is {wanted!r}; legal values: {', '.join(FORMATS)}")
         if not source.is_dir():
             raise InputError(f"{source} is not a folder; required: the folder of a checkpoint")
-        config = read_json(source / "config.json")
-        self._metadata: dict[str, Any] = {"config": config, "tokenizer": tokenizer_text(source)}
+        said = read_json(source / "config.json")
+        self._metadata: dict[str, Any] = {"config": said, "tokenizer": tokenizer_text(source)}
         if generation := read_generation_config(source)[0]:
             self._metadata["generation_config"] = generation
         if chat := chat_settings(source):
             self._metadata["tokenizer_config"] = chat
-        if any(key in config for key in _DRAFT_KEYS):
-            draft, self._checkpoint = open_draft(source)
+        config, self._checkpoint = open_either(source)
+        self.arch_id = TARGET
+        if isinstance(config, DraftConfig):
             self.arch_id = DRAFT
-            self._metadata["dflash"] = dflash_metadata(draft)
-        else:
-            _, self._checkpoint = open_target(source)
-            self.arch_id = TARGET
+            self._metadata["dflash"] = dflash_metadata(config)
         named = self._checkpoint.entries
         self.entries = list(named.values())
         self.tensors = [Planned(e.name, choose(name, e.shape, wanted), e.shape) for name, e in named.items()]

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hipfire_kernels.dispatch import policy
-from hipfire_kernels.errors import CheckpointError
+from hipfire_kernels.errors import CheckpointError, NumericsError
 from hipfire_kernels.model.attention import Attention, KVCache
 from hipfire_kernels.model.config import TargetConfig
 from hipfire_kernels.model.draft_config import DraftConfig
-from hipfire_kernels.model.layers import Array, GatedMlp, Rope, project_rows, rms_norm
+from hipfire_kernels.model.layers import Array, GatedMlp, Rope, first_broken_row, project_rows, rms_norm
 from hipfire_kernels.model.qwen35 import Target
 
 _PENDING_ROWS = 512
@@ -162,6 +162,9 @@ class DFlashSession:
         Args:
             anchor: the last known token; the target has not seen it yet.
             rows: of the block, at least 2.
+
+        Raises:
+            NumericsError: the logits are not all finite. The session is as after a block all the same.
         """
         chosen, ids = self.logits(anchor, rows).argmax(axis=1), self._draft.target_ids
         proposals: list[int] = (chosen if ids is None else ids[chosen]).tolist()
@@ -197,6 +200,11 @@ class DFlashSession:
         logits = self._target.head(hidden) if lm_head is None else project_rows(hidden, lm_head)
         if config.output_scale != 1:
             logits = logits * np.float32(config.output_scale)
+        if (row := first_broken_row(logits)) is not None:  # a cap would make a number of it
+            raise NumericsError(
+                f"the draft's logits for position {self.length + 1 + row} hold NaN or infinity; nothing is proposed "
+                f"from such a block. Look for the weights or activations of {config.source} that overflow"
+            )
         if config.softcap is not None:
             logits = np.float32(config.softcap) * np.tanh(logits / np.float32(config.softcap))
         return logits

@@ -48,6 +48,15 @@ def project_rows(x: Array, weight: Array) -> Array:
     return out
 
 
+def first_broken_row(x: Array) -> int | None:
+    """The first row of x [rows, ...] that holds NaN or an infinity; None where all is finite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(x.sum()):  # one pass without a copy; both carry through a sum
+            return None
+    broken = ~np.isfinite(x.reshape(len(x), -1)).all(axis=1)
+    return int(broken.argmax()) if broken.any() else None
+
+
 def rms_norm(x: Array, scale: Array, eps: float) -> Array:
     """x * rsqrt(mean(x^2) + eps) * scale over the last axis.
 
@@ -56,8 +65,15 @@ def rms_norm(x: Array, scale: Array, eps: float) -> Array:
     """
     # As np.mean, bit for bit; what that adds takes longer than the sum itself, and a token has dozens of norms.
     mean = np.add.reduce(np.square(x), axis=-1, keepdims=True) / np.float32(x.shape[-1])
+    if not mean.max(initial=0.0) < np.inf:  # squares overflow from 1.8e19 on, and such a row would become zero
+        return (_wide_norm(x.astype(np.float64), eps) * scale).astype(np.float32)
     out: Array = x * (1.0 / np.sqrt(mean + np.float32(eps))) * scale
     return out
+
+
+def _wide_norm(x: NDArray[np.float64], eps: float) -> NDArray[np.float64]:
+    wide: NDArray[np.float64] = x / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + eps)
+    return wide
 
 
 def sigmoid(x: Array) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
@@ -14,10 +15,13 @@ from hipfire_kernels.model.checkpoint import VOCABULARY_MAP, Checkpoint, LoadPro
 from hipfire_kernels.model.config import TargetConfig, read_target_config
 from hipfire_kernels.model.deltanet import DeltaNet
 from hipfire_kernels.model.dflash import DFlashDraft, DraftLayer
-from hipfire_kernels.model.draft_config import DraftConfig, read_draft_config
-from hipfire_kernels.model.jsonfile import listed
+from hipfire_kernels.model.draft_config import DraftConfig, is_draft, read_draft_config
+from hipfire_kernels.model.hfq import DRAFT, read_container
+from hipfire_kernels.model.jsonfile import listed, read_json
 from hipfire_kernels.model.layers import Array, GatedMlp, Rope
 from hipfire_kernels.model.qwen35 import FullAttention, Layer, Target
+
+_log = logging.getLogger(__name__)
 
 Shapes = dict[str, tuple[int, ...]]
 Progress = Callable[[LoadProgress], None]
@@ -36,6 +40,7 @@ def load_target(path: str | PathLike[str], *, progress: Progress | None = None) 
         CheckpointError: it is not exactly a Qwen3.5 dense text model; the message names what is wrong.
     """
     config, tensors = open_target(Path(path))
+    _log_notes(config)
     tensors.progress = progress
     embedding = tensors.read("embed_tokens.weight")
     return Target(
@@ -54,6 +59,7 @@ def load_draft(path: str | PathLike[str], *, progress: Progress | None = None) -
         CheckpointError: it is not exactly a DFlash draft; the message names what is wrong.
     """
     config, tensors = open_draft(Path(path))
+    _log_notes(config)
     tensors.progress = progress
     embedding, lm_head = (_own(tensors, name) for name in ("embed_tokens.weight", "lm_head.weight"))
     return DFlashDraft(
@@ -75,8 +81,8 @@ def open_target(path: Path) -> tuple[TargetConfig, Checkpoint]:
         CheckpointError: as `load_target`.
     """
     config = read_target_config(path)
-    head = {"lm_head.weight": (config.vocab_size, config.hidden_size)}
-    return config, Checkpoint(path, _target_shapes(config), target_name, head if config.tied else None)
+    head: Shapes = {"lm_head.weight": (config.vocab_size, config.hidden_size)}
+    return config, _checked(config, _target_shapes(config), target_name, head if config.tied else {})
 
 
 def open_draft(path: Path) -> tuple[DraftConfig, Checkpoint]:
@@ -86,7 +92,7 @@ def open_draft(path: Path) -> tuple[DraftConfig, Checkpoint]:
         CheckpointError: as `load_draft`.
     """
     config = read_draft_config(path)
-    tensors = Checkpoint(path, _draft_shapes(config), draft_name, _own_shapes(config))
+    tensors = _checked(config, _draft_shapes(config), draft_name, _own_shapes(config))
     needs = ("lm_head.weight", VOCABULARY_MAP)
     reduced = config.draft_vocab_size < config.vocab_size
     if missing := [n for n in needs if n not in tensors.entries and (reduced or VOCABULARY_MAP in tensors.entries)]:
@@ -95,6 +101,36 @@ def open_draft(path: Path) -> tuple[DraftConfig, Checkpoint]:
             f"{config.draft_vocab_size}, vocab_size {config.vocab_size}) needs both lm_head.weight and {VOCABULARY_MAP}"
         )
     return config, tensors
+
+
+def open_either(path: Path) -> tuple[TargetConfig | DraftConfig, Checkpoint]:
+    """As `open_target` or `open_draft`, by what the folder or the container is.
+
+    Raises:
+        CheckpointError: it is neither.
+    """
+    if path.is_file():
+        return open_draft(path) if read_container(path).arch_id == DRAFT else open_target(path)
+    return open_draft(path) if is_draft(read_json(path / "config.json")) else open_target(path)
+
+
+def _checked(
+    config: TargetConfig | DraftConfig, required: Shapes, rename: Callable[[str], str | None], optional: Shapes
+) -> Checkpoint:
+    try:
+        return Checkpoint(Path(config.source), required, rename, optional)
+    except CheckpointError as error:
+        if not config.notes.assumed:
+            raise
+        assumed = ", ".join(config.notes.assumed)
+        raise CheckpointError(
+            f"{error}; its config lacks keys, for which is taken what transformers takes: {assumed}"
+        ) from error
+
+
+def _log_notes(config: TargetConfig | DraftConfig) -> None:
+    if said := str(config.notes):
+        _log.warning("config of %s: %s", config.source, said)
 
 
 def _layer_shapes(hidden: int, intermediate: int) -> Shapes:

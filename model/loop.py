@@ -10,21 +10,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections.abc import AsyncIterator, Iterator
 from time import perf_counter
 
 import numpy as np
 
-from hipfire_kernels.errors import InputError
+from hipfire_kernels.errors import InputError, NumericsError
 from hipfire_kernels.model.adaptive import CAPPED, PLAIN, Cycle, Pace, Plan, Prices
-from hipfire_kernels.model.layers import Array
+from hipfire_kernels.model.layers import Array, first_broken_row
 from hipfire_kernels.model.qwen35 import TargetState
 from hipfire_kernels.model.repair import RepairDesign, realign, repair_terminal
 from hipfire_kernels.model.request import Request
 from hipfire_kernels.model.result import GenerationResult
 from hipfire_kernels.model.sampling import Chooser, is_whole
 from hipfire_kernels.model.state import WarmState
+
+_log = logging.getLogger(__name__)
 
 
 class Generation(Iterator[list[int]], AsyncIterator[list[int]]):
@@ -51,7 +54,7 @@ class Generation(Iterator[list[int]], AsyncIterator[list[int]]):
         self._pace: Pace | None = None
         if request.block_size > 1:
             measured = prices if request.speculation == "auto" else None
-            self._pace = Pace(request.block_size, measured, request.adaptive_b)
+            self._pace = Pace(request.block_size, measured, request.adaptive_b, request.max_new_tokens)
         self._last = 0  # tokens of the last list
         warm.holder = self.result
         warm.attention.count_in(self.result.attention)
@@ -176,7 +179,7 @@ class Generation(Iterator[list[int]], AsyncIterator[list[int]]):
         anchor, context, began = result.tokens[-1], len(warm.tokens), perf_counter()
         rows = min(self._request.block_size, left + 1)
         plan = self._plan(rows)
-        proposals = warm.session.propose(anchor, rows) if warm.session and plan.draft else []
+        proposals = self._propose(anchor, rows) if plan.draft else []
         drafts, proposed = proposals[: plan.rows - 1], perf_counter()
         chosen = self._choose(drafts, warm.verify(anchor, drafts))
         window = chosen[:left]
@@ -197,6 +200,19 @@ class Generation(Iterator[list[int]], AsyncIterator[list[int]]):
         if session.max_context is not None and session.length > session.max_context:
             return CAPPED
         return self._pace.plan(rows)
+
+    def _propose(self, anchor: int, rows: int) -> list[int]:
+        """The draft's proposals, none where its numbers are not finite."""
+        if self._warm.session is None:
+            return []
+        try:
+            return self._warm.session.propose(anchor, rows)
+        except NumericsError as error:
+            self.result.draft_faults += 1
+            if self.result.fallback is None:
+                self.result.fallback = str(error)
+                _log.warning("%s", error)
+            return []
 
     def _note_prefill(self, seconds: float) -> None:
         if self._pace:
@@ -220,12 +236,33 @@ class Generation(Iterator[list[int]], AsyncIterator[list[int]]):
             self._request.trace.cycle(context, result, cycle)
 
     def _choose(self, drafts: list[int], logits: Array) -> list[int]:
-        """The accepted drafts and one token more, with no stop token among the first `min_new_tokens`."""
+        """The accepted drafts and one token more, with no stop token among the first `min_new_tokens`.
+
+        Raises:
+            NumericsError: a row of the logits that a token has to be chosen from is not finite.
+        """
+        broken = first_broken_row(logits)
+        if broken is None:
+            return self._chooser.choose(drafts, self._masked(logits))
+        # The row counts only where all drafts before it are kept, as in plain decoding, which would never see it.
+        chosen = self._chooser.choose(drafts[: broken - 1], self._masked(logits[:broken])) if broken else []
+        if chosen == drafts[:broken]:
+            row, new = logits[broken], len(self.result.tokens) + broken
+            bad = np.flatnonzero(~np.isfinite(row))
+            raise NumericsError(
+                f"the logits for position {len(self._request.prompt) + new} (new token {new}, counted from 0) hold "
+                f"{row[bad[0]]} at token id {bad[0]}, {len(bad)} of {len(row)} are not finite; no token can be chosen. "
+                "Look for the weights or activations that overflow; kv_format='f32' shows whether kernels take part"
+            )
+        return chosen
+
+    def _masked(self, logits: Array) -> Array:
+        """The logits without the stop tokens in the rows of the first `min_new_tokens`."""
         early = self._early()
         if early and self._request.stop:
             logits = logits.copy()
             logits[:early, list(self._request.stop)] = -np.inf
-        return self._chooser.choose(drafts, logits)
+        return logits
 
     def _early(self) -> int:
         """How many of the next tokens are among the first `min_new_tokens`."""

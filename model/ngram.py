@@ -13,6 +13,8 @@ from hipfire_kernels.errors import InputError
 from hipfire_kernels.model.attention import Attention
 from hipfire_kernels.model.config import TargetConfig
 from hipfire_kernels.model.layers import BLOCK_ROWS, Array
+from hipfire_kernels.model.request import check_count
+from hipfire_kernels.running.arguments import I32_MAX
 
 if TYPE_CHECKING:
     from hipfire_kernels.model.qwen35 import Target
@@ -35,12 +37,14 @@ class NgramDraft:
     shortest: int = 2
 
     def __post_init__(self) -> None:
-        if not 2 <= self.block_size <= BLOCK_ROWS:
-            raise InputError(f"block_size is {self.block_size}; legal are whole numbers from 2 to {BLOCK_ROWS}")
-        if not 1 <= self.shortest <= self.longest:
-            raise InputError(
-                f"shortest is {self.shortest} and longest {self.longest}; required: 1 <= shortest <= longest"
-            )
+        for name, least, largest in (
+            ("block_size", 2, BLOCK_ROWS),
+            ("longest", 1, I32_MAX),
+            ("shortest", 1, I32_MAX),
+        ):
+            object.__setattr__(self, name, check_count(name, getattr(self, name), largest, least))
+        if self.shortest > self.longest:
+            raise InputError(f"shortest is {self.shortest} and longest {self.longest}; required: shortest <= longest")
 
     @property
     def tap_ids(self) -> tuple[int, ...]:

@@ -35,6 +35,9 @@ class DraftSession(Protocol):
         """Proposals for the positions after the anchor, rows - 1 at most.
 
         The anchor is the token after those it was told of: the last known one, which the target has not seen yet.
+
+        Raises:
+            NumericsError: its numbers are not finite. The request goes on without a block, counted in its result.
         """
 
 

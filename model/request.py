@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -57,7 +57,7 @@ class Limits:
     def prompt(self, prompt_ids: Sequence[int] | IntArray, max_new_tokens: int) -> tuple[int, ...]:
         """The prompt, after checking that it and the new tokens have room."""
         capacity = self.target.max_positions
-        _check_count("max_new_tokens", max_new_tokens, capacity)
+        check_count("max_new_tokens", max_new_tokens, capacity)
         prompt = self._token_ids("prompt_ids", prompt_ids)
         if not prompt:
             raise InputError("prompt_ids is empty; at least one token is required")
@@ -70,23 +70,24 @@ class Limits:
 
     def stop(self, asked: Iterable[int] | None, min_new_tokens: int) -> frozenset[int]:
         """The tokens that end the request; the target's own for None."""
-        stop = frozenset(self.target.eos_ids if asked is None else self._token_ids("stop", list(asked)))
+        stop = frozenset(self.target.eos_ids if asked is None else self._token_ids("stop", _listed("stop", asked)))
         if min_new_tokens and len(stop) == self.target.vocab_size:
             raise InputError(f"stop holds all {len(stop)} tokens, so min_new_tokens must be 0, not {min_new_tokens}")
         return stop
 
     def stop_strings(self, strings: Sequence[str], tokenizer: Tokenizer | None) -> StopStrings | None:
         """The watcher for one request, None for no strings."""
-        if isinstance(strings, str) or not all(isinstance(s, str) and s for s in strings):
+        texts = _listed("stop_strings", strings)
+        if isinstance(strings, str) or not all(isinstance(s, str) and s for s in texts):
             raise InputError(f"stop_strings is {strings!r}; required: a sequence of texts, none of them empty")
-        if not strings:
+        if not texts:
             return None
-        if tokenizer is None:
+        if not isinstance(tokenizer, Tokenizer):
             raise InputError(
-                "stop_strings are given and tokenizer is None; pass the target's tokenizer, to find them with"
+                f"stop_strings are given and tokenizer is {tokenizer!r}; pass the target's tokenizer, to find them with"
             )
         tokenizer.check_pairing(self.target)
-        return StopStrings(tuple(strings), tokenizer)
+        return StopStrings(tuple(texts), tokenizer)
 
     def rows(self, asked: int | None, speculation: Speculation) -> int:
         """Rows of a block, 1 for plain decoding; the draft's block size for None."""
@@ -99,9 +100,8 @@ class Limits:
             if asked not in (None, 1) and self.fallback is None:
                 raise InputError(f"block_size is {asked!r}, but this engine has no draft; pass 1 or None")
             return 1
-        if asked is not None:
-            _check_count("block_size", asked, self.block_size)
-        return 1 if speculation == "off" else asked or self.block_size
+        rows = self.block_size if asked is None else check_count("block_size", asked, self.block_size)
+        return 1 if speculation == "off" else rows
 
     def _check_on(self, asked: int | None) -> None:
         """Whether it is possible to speculate."""
@@ -116,7 +116,10 @@ class Limits:
 
     def _token_ids(self, name: str, values: Sequence[int] | IntArray) -> tuple[int, ...]:
         """The ids as a tuple, after checking that they are whole numbers of the vocabulary."""
-        ids = np.asarray(values)
+        try:
+            ids = np.asarray(values)
+        except ValueError:  # a list of lists of different lengths
+            raise InputError(f"{name} must be one flat sequence of whole numbers, not ragged lists of them") from None
         if ids.size == 0:
             return ()
         if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
@@ -136,9 +139,18 @@ def check_minimum(value: int, max_new_tokens: int) -> int:
         raise InputError(
             f"min_new_tokens is {value!r}; legal are whole numbers from 0 to max_new_tokens, here {max_new_tokens}"
         )
-    return value
+    return int(value)
 
 
-def _check_count(name: str, value: int, largest: int) -> None:
-    if not is_whole(value) or not 1 <= value <= largest:
-        raise InputError(f"{name} is {value!r}; legal are whole numbers from 1 to {largest}")
+def check_count(name: str, value: int, largest: int, least: int = 1) -> int:
+    """`value` as a number of something."""
+    if not is_whole(value) or not least <= value <= largest:
+        raise InputError(f"{name} is {value!r}; legal are whole numbers from {least} to {largest}")
+    return int(value)
+
+
+def _listed(name: str, values: Iterable[Any]) -> list[Any]:
+    try:
+        return list(values)
+    except TypeError:
+        raise InputError(f"{name} is {values!r}; required: a sequence") from None

@@ -33,7 +33,9 @@ class GenerationResult:
         retired_cycles: plain steps of "auto", because speculating did not pay, or had not been paid for yet.
         probes: how many of them drafted a block to compare it with what came.
         block_sizes: rows of a verified block, the anchor included -> cycles that verified so many.
-        fallback: why a draft that the engine was given could not be used; None where nothing was wrong.
+        draft_faults: cycles without proposals because the draft's numbers were not finite.
+        fallback: why a draft that the engine was given could not be used, or not in every cycle; None where nothing
+            was wrong.
         attention: how the attention calls went.
     """
 
@@ -50,6 +52,7 @@ class GenerationResult:
     retired_cycles: int = 0
     probes: int = 0
     block_sizes: Counter[int] = field(default_factory=Counter)
+    draft_faults: int = 0
     fallback: str | None = None
     attention: AttentionCounts = field(default_factory=AttentionCounts)
 

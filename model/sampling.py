@@ -3,7 +3,8 @@
 Sampled acceptance treats a draft as a point mass (its q is one-hot): it is kept with the probability that the
 target gives it, and otherwise replaced by a draw from the target's other tokens (Leviathan et al., arXiv:2211.17192,
 with a one-hot q). One draw from the target does both: a draft is kept where it equals the draw. So a token takes one
-draw, whatever was drafted, and a seed gives the tokens of plain sampling: not only their distribution.
+draw, whatever was drafted, and a seed gives the tokens of plain sampling: not only their distribution. As far as the
+logits are the same: `Engine` says where they differ by rounding.
 """
 
 from __future__ import annotations

@@ -166,6 +166,9 @@ REQUESTS = st.builds(
     logical_ctx=st.one_of(st.integers(-2, 10**6), st.none()),
     layout=st.sampled_from(["chain", "tree", "independent", "forest", None]),
     capturing=st.sampled_from([False, True, None]),
+    capacity=st.sampled_from([0, 5000, None]),
+    multiprocessors=st.sampled_from([8, 132, None]),
+    memory=st.sampled_from([1 << 20, 1 << 35, None]),
     recording=st.sampled_from([False, True, None]),
     window=st.sampled_from([0, 1, 2048, -1, None]),
     causal=st.sampled_from([False, True, None]),
@@ -195,13 +198,27 @@ def test_more_context_never_closes_the_multirow_route(request: AttendRequest, mo
         assert admit(longer).route == admit(request).route
 
 
-@settings(max_examples=600, deadline=None, derandomize=True)
-@given(REQUESTS, st.sampled_from([f.name for f in dataclasses.fields(AttendRequest)]))
-def test_what_is_unknown_never_admits(request: AttendRequest, field: str) -> None:
-    if (request.workload, field) in (("verify", "causal"), ("draft", "layout")):
+DECIDES_NOTHING = {"capacity", "multiprocessors", "memory"}
+"""Fields that may be unknown."""
+
+WHOLE = ("head_dim", "n_heads", "n_kv_heads", "rows", "logical_ctx", "window")
+
+
+@pytest.mark.parametrize("base", [VERIFY, DRAFT], ids=["verify", "draft"])
+@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(AttendRequest)])
+def test_what_is_unknown_never_admits(field: str, base: AttendRequest) -> None:
+    if (base.workload, field) in (("verify", "causal"), ("draft", "layout")):
         return  # not part of the question there
-    unknown = dataclasses.replace(request, **{field: None})
-    assert admit(unknown).route is None
+    known = dataclasses.replace(base, capacity=30_000, multiprocessors=48, memory=1 << 34)
+    assert admit(known).route is not None
+    assert (admit(dataclasses.replace(known, **{field: None})).route is not None) == (field in DECIDES_NOTHING)
+
+
+@pytest.mark.parametrize("base", [VERIFY, DRAFT], ids=["verify", "draft"])
+@pytest.mark.parametrize("field", WHOLE)
+@pytest.mark.parametrize("wrong", [2**31, 2**32 + 1, -1, 1.0, True, "1", [1]], ids=repr)
+def test_no_number_is_admitted_that_a_kernel_cannot_have(base: AttendRequest, field: str, wrong: Any) -> None:
+    assert admit(dataclasses.replace(base, **{field: wrong})).route is None
 
 
 def test_evidence_opens_an_arch_and_only_that_one() -> None:

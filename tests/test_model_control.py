@@ -21,6 +21,7 @@ from model_lab import (
     target_tensors,
     write_checkpoint,
 )
+from pace_lab import Clock
 
 from hipfire_kernels import CheckpointError, InputError
 from hipfire_kernels.model import Engine, GenerationResult, NgramDraft, load_draft, load_target, loop
@@ -71,26 +72,6 @@ def _counted(monkeypatch: pytest.MonkeyPatch) -> None:
         return propose(session, anchor, rows)
 
     monkeypatch.setattr(OracleSession, "propose", proposed)
-
-
-class Clock:
-    """Time that passes only while something is proposed or verified, as a pair of these prices takes it."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, draft: float, row: float) -> None:
-        self.now = 0.0
-        verify, propose = WarmState.verify, OracleSession.propose
-
-        def verified(warm: WarmState, anchor: int, drafts: Any) -> Any:
-            self.now += 1 + row * len(drafts)
-            return verify(warm, anchor, drafts)
-
-        def proposed(session: Any, anchor: int, rows: int) -> list[int]:
-            self.now += draft
-            return propose(session, anchor, rows)
-
-        monkeypatch.setattr(loop, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(WarmState, "verify", verified)
-        monkeypatch.setattr(OracleSession, "propose", proposed)
 
 
 def run(engine: Engine, clock: Clock, **options: Any) -> tuple[GenerationResult, float]:
@@ -180,6 +161,7 @@ def test_the_mode_of_each_request_of_a_conversation(
 ) -> None:
     Clock(monkeypatch, draft=0.02, row=0.02)
     engine = oracle(target, truth, 3)
+    engine._prices.fund = 4.0  # else requests this short would only earn finding out
     conversation, history = engine.conversation(), list(PROMPT)
     for turn, mode in enumerate(("off", "auto", "on", "auto", "off", "on")):
         asked(engine).clear()

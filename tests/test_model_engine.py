@@ -82,6 +82,9 @@ def test_engine_arguments(target: Target) -> None:
         ({"prompt_ids": [True]}, "bool"),
         ({"prompt_ids": [[1, 2]]}, r"shape \(1, 2\)"),
         ({"prompt_ids": "text"}, "one flat sequence of whole numbers"),
+        ({"prompt_ids": [[1, 2], [3]]}, "prompt_ids must be one flat sequence of whole numbers, not ragged lists"),
+        ({"prompt_ids": 5}, r"one flat sequence of whole numbers, not int64 of shape \(\)"),
+        ({"prompt_ids": None}, "one flat sequence of whole numbers"),
         (
             {"prompt_ids": [1] * 250},
             r"250 tokens and max_new_tokens is 10; .*256 \(max_position_embeddings\)",
@@ -89,7 +92,16 @@ def test_engine_arguments(target: Target) -> None:
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
         ({"max_new_tokens": 257}, "max_new_tokens is 257"),
         ({"max_new_tokens": 2.0}, "max_new_tokens is 2.0"),
+        ({"max_new_tokens": "4"}, "max_new_tokens is '4'"),
         ({"stop": [96]}, r"stop\[0\] is 96"),
+        ({"stop": 5}, "stop is 5; required: a sequence"),
+        ({"stop": [[1], [2, 3]]}, "stop must be one flat sequence"),
+        ({"stop": ["a"]}, "stop must be one flat sequence"),
+        ({"stop_strings": 5}, "stop_strings is 5; required: a sequence"),
+        ({"stop_strings": None}, "stop_strings is None; required: a sequence"),
+        ({"stop_strings": ["a"], "tokenizer": 5}, "stop_strings are given and tokenizer is 5"),
+        ({"adaptive_b": 5}, "adaptive_b is 5; required: True or False"),
+        ({"trace": 5}, "trace is 5; required: a text file"),
         ({"block_size": 0}, "block_size is 0; legal are whole numbers from 1 to 8"),
         ({"block_size": 9}, "block_size is 9"),
     ],
@@ -100,6 +112,16 @@ def test_refused_request(target: Target, draft: DFlashDraft, options: dict[str, 
     for run in (engine.generate, engine.stream):
         with pytest.raises(InputError, match=message):
             run(**request)
+
+
+def test_numpy_integers_are_numbers_of_a_request(target: Target, draft: DFlashDraft) -> None:
+    engine = Engine(target, draft, kv_format="f32")
+    want = engine.generate(PROMPT, 10, [3], block_size=4, min_new_tokens=2)
+    given = engine.generate(
+        np.array(PROMPT), np.int64(10), np.array([3]), block_size=np.int32(4), min_new_tokens=np.uint8(2)
+    )
+    assert given.tokens == want.tokens
+    assert {type(rows) for rows in given.block_sizes} <= {int}
 
 
 def test_block_size_needs_a_draft(target: Target) -> None:

@@ -444,9 +444,9 @@ METADATA_DAMAGE: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("target", {"config": []}, {}, r"config is \[\]"),
     (
         "target",
-        {"config": changed(TARGET, head_dim=None)},
+        {"config": changed(TARGET, hidden_size=None)},
         {},
-        r"config in .*\.hfq: required key 'head_dim' is missing",
+        r"config in .*\.hfq: required key 'hidden_size' is missing",
     ),
     ("target", {"config": changed(TARGET, vocab_size=97)}, {}, r"wrong shape: .*embed_tokens.weight \(96, 48\)"),
     ("target", {"generation_config": [1]}, {}, r"generation_config is \[1\]; it must be an object or null"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,10 +69,21 @@ def test_cropped_equals_never_told(seed: int) -> None:
     [
         ({"block_size": 1}, "block_size is 1; legal are whole numbers from 2 to 32"),
         ({"block_size": 33}, "block_size is 33"),
-        ({"shortest": 0}, "shortest is 0 and longest 4"),
+        ({"block_size": 8.5}, "block_size is 8.5; legal are whole numbers"),
+        ({"block_size": True}, "block_size is True"),
+        ({"block_size": "8"}, "block_size is '8'"),
+        ({"longest": 4.0}, "longest is 4.0"),
+        ({"shortest": None}, "shortest is None"),
+        ({"shortest": 0}, "shortest is 0; legal are whole numbers from 1"),
         ({"longest": 1}, "shortest is 2 and longest 1"),
     ],
 )
-def test_refused_sizes(options: dict[str, int], message: str) -> None:
+def test_refused_sizes(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         NgramDraft(**options)
+
+
+def test_numpy_integers_are_sizes() -> None:
+    draft = NgramDraft(np.int64(6), np.int32(3), np.uint8(2))
+    assert draft == NgramDraft(6, 3, 2)
+    assert {type(size) for size in (draft.block_size, draft.longest, draft.shortest)} == {int}

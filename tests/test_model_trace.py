@@ -87,7 +87,7 @@ def test_probes_and_the_cap_are_told_apart(tmp_path: Path, target: Target) -> No
     engine = Engine(target, load_draft(write_checkpoint(tmp_path, config, draft_tensors(config))), kv_format="f32")
     file = io.StringIO()
     with policy.override(draft_ctx_cap=60):
-        got = engine.generate(PROMPT, 40, stop=(), trace=file)
+        got = engine.generate(PROMPT, 80, stop=(), trace=file)
     kinds = [record["kind"] for record in records(file.getvalue())[1:-1]]
     assert kinds[:4] == ["plain"] * 3 + ["probe"]
     assert kinds.count("capped") == got.capped_cycles > 0

@@ -112,7 +112,7 @@ def test_splits_of_an_exact_family_do_not_follow_the_rows() -> None:
 def test_splits_that_no_kernel_takes_are_refused(host: Device) -> None:
     shape = VerifyShape(4, 24, 4, 256, 100)
     variant = families()[GQA].variant(head_dim=256, group=6, rows=4)
-    assert workspace_shape(variant, host, shape, 100, splits=7)[2] == 7
+    assert workspace_shape(variant, host.multiprocessors, shape, 100, splits=7)[2] == 7
     for wrong in (0, MAX_SPLITS + 1):
         with pytest.raises(InputError, match=rf"splits is {wrong}; required: 1 \.\. {MAX_SPLITS}"):
             verify_plan(variant, host, shape, 100, splits=wrong)

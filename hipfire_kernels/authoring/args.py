@@ -27,6 +27,8 @@ class Tensor:
         between: the least value and the one behind the greatest, for an array of whole numbers that must not hold any:
             indices below the symbol "n" are `(0, "n")`.
         contents: those of drawn cases, for an array that not all make sense in; names of `checking.contents`.
+        over: of a tensor that is written: those whose very place it may take, since each block has read its part of
+            them before it writes there. All others must lie apart from it.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Tensor:
     reads: bool | None = None
     between: tuple[int, Dim] | None = None
     contents: tuple[str, ...] = ()
+    over: tuple[str, ...] = ()
 
     @property
     def read(self) -> bool:

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from hipfire_kernels.archs import WAVE, Arch
 from hipfire_kernels.archs import arch as lookup
 from hipfire_kernels.authoring import declaration
@@ -146,6 +148,9 @@ class KernelFamily:
         known = sorted({*symbols, *self.extents, *(arg.name for arg in args if isinstance(arg, Scalar))})
         declaration.check_grid(self.name, lambda s: self.grid(variant, s), known)
 
+    def __repr__(self) -> str:
+        return f"<KernelFamily {self.name} ({', '.join(self.params)})>"
+
     @property
     def origin(self) -> Template:
         """Where the body is."""
@@ -172,14 +177,16 @@ class KernelFamily:
         for name in params:
             if name not in self.params:
                 raise InputError(f"{self.name} has no parameter {name!r}; its parameters are {', '.join(self.params)}")
+        chosen = []
         for name, legal in self.params.items():
             if name not in params:
                 raise InputError(f"{self.name} needs {name}=, one of {_listed(legal)}")
-            if params[name] not in legal:
-                raise InputError(
-                    f"{self.name}: {name}={params[name]!r} is not declared; legal values: {_listed(legal)}"
-                )
-        found = Variant(self, tuple((name, params[name]) for name in self.params))
+            given = params[name]
+            value = given.item() if isinstance(given, np.generic) else given
+            if value not in legal or type(value) is not type(legal[legal.index(value)]):  # 8.0 is in (8,) too
+                raise InputError(f"{self.name}: {name}={given!r} is not declared; legal values: {_listed(legal)}")
+            chosen.append((name, value))
+        found = Variant(self, tuple(chosen))
         if not self.where(found):
             together = ", ".join(f"{name}={value}" for name, value in found.params)
             raise InputError(f"{self.name} has no variant with {together} together; `variants()` lists those it has")

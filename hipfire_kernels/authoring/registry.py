@@ -6,6 +6,7 @@ library, and every call of it, touches none of them.
 
 from __future__ import annotations
 
+import copyreg
 import importlib
 import importlib.util
 import logging
@@ -175,3 +176,28 @@ def register(family: KernelFamily) -> KernelFamily:
 def variants() -> dict[str, Variant]:
     """Every variant of every family by its entry point."""
     return {v.entry: v for family in REGISTRY.values() for v in family.variants()}
+
+
+# ---- in other processes: by name ------------------------------------------------------------------------------------
+
+
+def _family_named(name: str) -> KernelFamily:
+    return REGISTRY[name]
+
+
+def _variant_named(name: str, params: dict[str, Any]) -> Variant:
+    return REGISTRY[name].variant(**params)
+
+
+def _by_name(family: KernelFamily) -> str:
+    """What stands for a family in another process: its functions do not travel."""
+    if REGISTRY.get(family.name) is not family:
+        raise InputError(
+            f"{family!r} cannot be pickled: it is none of families(), where the other process would look for it by "
+            "name; declare it in a module that both import, and register it there"
+        )
+    return family.name
+
+
+copyreg.pickle(KernelFamily, lambda family: (_family_named, (_by_name(family),)))
+copyreg.pickle(Variant, lambda variant: (_variant_named, (_by_name(variant.family), dict(variant.params))))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Protocol
@@ -55,7 +55,7 @@ class Artifact:
         source: the source it was compiled from.
     """
 
-    code: bytes
+    code: bytes = field(repr=False)
     resources: Resources
     log: str
     key: str
@@ -64,7 +64,7 @@ class Artifact:
     toolchain: str
     compiler: str
     entry: str
-    source: str
+    source: str = field(repr=False)
 
 
 def build(

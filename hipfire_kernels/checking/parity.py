@@ -276,7 +276,7 @@ def run_attend(variant: Variant, case: Case, device: Device, rows: slice = slice
         out.array,
     ]
     shape = check_verify(device, *arrays[:3])
-    partials = Guarded(device, workspace_shape(variant, device, shape, ctx), fill=STALE)
+    partials = Guarded(device, workspace_shape(variant, device.multiprocessors, shape, ctx), fill=STALE)
     plan = verify_plan(
         variant, device, shape, ctx, block_cols=case.block_cols, partials_rows=PARTIALS_ROWS, partials=partials.array
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from hipfire_kernels.cli import _out
 
@@ -15,13 +15,15 @@ if TYPE_CHECKING:
     from hipfire_kernels.model.dflash import DFlashDraft
     from hipfire_kernels.model.qwen35 import Target
 
+    Model = TypeVar("Model", Target, DFlashDraft)
+
 
 def target(path: Path) -> Target:
     """The target of a folder or container."""
     from hipfire_kernels.model import load_target
 
     with _Bar(path) as bar:
-        return load_target(path, progress=bar)
+        return _noted(load_target(path, progress=bar))
 
 
 def draft(path: Path) -> DFlashDraft:
@@ -29,7 +31,14 @@ def draft(path: Path) -> DFlashDraft:
     from hipfire_kernels.model import load_draft
 
     with _Bar(path) as bar:
-        return load_draft(path, progress=bar)
+        return _noted(load_draft(path, progress=bar))
+
+
+def _noted(model: Model) -> Model:
+    """The model, after a word about keys of its config that were not read or are missing."""
+    if said := str(model.config.notes):
+        _out.note(f"config of {model.config.source}: {said}")
+    return model
 
 
 class _Bar:

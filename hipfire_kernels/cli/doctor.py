@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import platform
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
 
 from hipfire_kernels.cli import _out
 
+Checkpoint = Annotated[
+    Path | None,
+    typer.Option(help="A folder or .hfq file: whether it can be loaded, and what of its config is not read."),
+]
 
-def doctor(as_json: _out.Json = False) -> None:
+
+def doctor(checkpoint: Checkpoint = None, as_json: _out.Json = False) -> None:
     """What is found here, what will be used, and why."""
     from hipfire_kernels import __version__
     from hipfire_kernels.building.cache import default_cache
@@ -16,6 +24,7 @@ def doctor(as_json: _out.Json = False) -> None:
     from hipfire_kernels.dispatch import policy
     from hipfire_kernels.running.devices import devices
 
+    looked_at = {} if checkpoint is None else {"checkpoint": _checkpoint(checkpoint)}
     root = default_cache().path
     found = {
         "hipfire_kernels": __version__,
@@ -25,6 +34,7 @@ def doctor(as_json: _out.Json = False) -> None:
         "compilers": _compilers(),
         "devices": list(devices()),
         "switches": policy.report(),
+        **looked_at,
     }
     if as_json:
         _out.document(found)
@@ -66,6 +76,23 @@ def _compilers_for(name: str) -> dict[str, Any]:
     return {"chosen": chosen, "candidates": candidates}
 
 
+def _checkpoint(path: Path) -> dict[str, Any]:
+    """What a checkpoint is, all of it checked but the values of its tensors."""
+    from hipfire_kernels.model.draft_config import DraftConfig
+    from hipfire_kernels.model.loading import open_either
+
+    config, tensors = open_either(path)
+    return {
+        "path": str(path),
+        "kind": "DFlash draft" if isinstance(config, DraftConfig) else "Qwen3.5 target",
+        "tensors": len(tensors.entries),
+        "bytes": sum(entry.end - entry.begin for entry in tensors.entries.values()),
+        "left_out": tensors.skipped,
+        "unread_keys": list(config.notes.unread),
+        "assumed_keys": list(config.notes.assumed),
+    }
+
+
 def _print(found: dict[str, Any]) -> None:
     print(f"hipfire-kernels {found['hipfire_kernels']}, Python {found['python']}, {found['platform']}")
     print(f"cache    {found['cache']['path']} ({found['cache']['bytes'] / 1e6:.1f} MB)")
@@ -80,6 +107,11 @@ def _print(found: dict[str, Any]) -> None:
         print(f"  {s['name']}: {value}; default: {s['default']}; legal: {s['legal']}")
         if s["problem"]:
             print(f"    problem: {s['problem']}")
+    if it := found.get("checkpoint"):
+        print(f"\ncheckpoint {it['path']}: a {it['kind']} that can be loaded")
+        print(f"  tensors: {it['tensors']} ({it['bytes'] / 1e6:.1f} MB), {len(it['left_out'])} more are left out")
+        print(f"  keys of its config that are not known here and not read: {', '.join(it['unread_keys']) or 'none'}")
+        print(f"  missing keys, taken as transformers does: {', '.join(it['assumed_keys']) or 'none'}")
 
 
 def _mark(candidate: dict[str, Any], chosen: str | None) -> str:

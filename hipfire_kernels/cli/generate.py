@@ -287,6 +287,7 @@ def _summary(result: GenerationResult, prefill_s: float, decode_s: float) -> dic
         "retired_cycles": result.retired_cycles,
         "probes": result.probes,
         "capped_cycles": result.capped_cycles,
+        "draft_faults": result.draft_faults,
         "fallback": result.fallback,
         "prefill_tokens": result.prefill_tokens,
         "cached_prefix": result.cached_prefix,
@@ -315,7 +316,8 @@ def _in_words(summary: dict[str, Any]) -> str:
     if summary["retired_cycles"]:
         lines.append(f"retired            {summary['retired_cycles']} plain cycles, {summary['probes']} of them probes")
     if summary["fallback"]:
-        lines.append(f"no speculation     {summary['fallback']}")
+        often = f"{summary['draft_faults']} cycles: " if summary["draft_faults"] else ""
+        lines.append(f"no speculation     {often}{summary['fallback']}")
     if summary["capped_cycles"]:
         lines.append(f"capped             {summary['capped_cycles']} cycles beyond HIPFIRE_DFLASH_CTX_CAP")
     return "\n".join(lines)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from hipfire_kernels.authoring.args import Scalar, Tensor
 from hipfire_kernels.authoring.family import Tolerance, Variant
 from hipfire_kernels.layout import MAX_SPLITS, Q8_BLOCK, Q8_BYTES, RECORD_HEAD
@@ -28,7 +30,7 @@ def partials(v: Variant, *, writes: bool, records: str = "max_tiles") -> Tensor:
 
 
 def output(v: Variant) -> Tensor:
-    return Tensor("out", "f32", ("rows", "n_heads", v.head_dim), writes=True)
+    return Tensor("out", "f32", ("rows", "n_heads", v.head_dim), writes=True, over=("q",))
 
 
 POSITIONS = Tensor("positions", "i32", ("rows",))
@@ -37,6 +39,18 @@ TREE_BIAS = Tensor("tree_bias", "f32", ("rows", "block_cols"))
 
 def ints(*names: str) -> tuple[Scalar, ...]:
     return tuple(Scalar(name, "i32") for name in names)
+
+
+def outside_arrays(v: Variant, s: SimpleNamespace) -> str | None:
+    """Why a launch would leave its arrays: the rows of a sub-batch lie in q and in the workspace, its tiles in that."""
+    last = s.first_row + s.batch
+    if s.batch < 0 or s.first_row < 0 or last > s.rows:
+        return f"first_row is {s.first_row} and batch {s.batch}; required: rows of the {s.rows} that the arrays have"
+    if s.batch > s.batch_rows:
+        return f"batch is {s.batch}; required: at most the {s.batch_rows} rows of partials"
+    if getattr(s, "live_tiles", 0) > getattr(s, "max_tiles", 0):
+        return f"live_tiles is {s.live_tiles}; required: at most the {s.max_tiles} tiles of partials"
+    return None
 
 
 F16_MAX = 65504.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hipfire_kernels.authoring.args import Scalar, Tensor
 from hipfire_kernels.authoring.family import KernelFamily, Variant
 from hipfire_kernels.kernels.arguments import EXACT_F32, POSITIONS, QUANTIZE, ints
-from hipfire_kernels.layout import Q8_BYTES
+from hipfire_kernels.layout import Q8_BLOCK, Q8_BYTES
 
 
 def _kv_write_args(v: Variant) -> tuple[Tensor | Scalar, ...]:
@@ -35,6 +35,11 @@ KV_WRITE = KernelFamily(
     args=_kv_write_args,
     grid=lambda v, s: (s.n_kv_heads * s.head_blocks, s.rows, 2 if v.pair else 1),
     oracle=QUANTIZE,
+    refuse=lambda v, s: (
+        None
+        if s.head_dim == Q8_BLOCK * s.head_blocks
+        else f"head_dim is {s.head_dim}; required: {Q8_BLOCK * s.head_blocks}, the {s.head_blocks} blocks of the cache"
+    ),
     tolerance=EXACT_F32,
     graph_safe=True,
 )

@@ -21,6 +21,7 @@ from hipfire_kernels.kernels.arguments import (
     WIDE,
     ints,
     output,
+    outside_arrays,
     partials,
     q8_cache,
     query,
@@ -56,6 +57,7 @@ TILE_BATCHED = KernelFamily(
     ),
     args=_tile_args,
     extents={"live_tiles": (0, 2048), "batch": (1, 32)},
+    refuse=outside_arrays,
     grid=lambda v, s: (s.n_heads, s.live_tiles, s.batch),
     lds=lambda v, arch: (Lds("scores", "float", TILE),),
     oracle=ATTEND,
@@ -79,6 +81,7 @@ ROWS = KernelFamily(
         Scalar("scale", "f32"),
     ),
     extents={"live_tiles": (0, 2048)},
+    refuse=outside_arrays,
     grid=lambda v, s: (s.n_heads, s.live_tiles, ceil_div(s.batch, v.rows)),
     lds=lambda v, arch: (Lds("scores", "float", v.rows * TILE),),
     oracle=ATTEND,
@@ -132,9 +135,9 @@ def _split_space(v: Variant, site: Site) -> dict[str, tuple[int, ...]]:
     return {"rows": (v.rows, *fewer), "splits": splits_worth_timing(default)}
 
 
-def _other_group(v: Variant, s: SimpleNamespace) -> str | None:
+def _not_of_the_variant(v: Variant, s: SimpleNamespace) -> str | None:
     if s.n_heads == s.n_kv_heads * v.group:
-        return None
+        return outside_arrays(v, s)
     return f"n_heads is {s.n_heads} with {s.n_kv_heads} KV heads; required: {v.group} query heads for each KV head"
 
 
@@ -159,7 +162,7 @@ VERIFY_GQA = KernelFamily(
     where=lambda v: v.rows * v.group <= GQA_COLUMNS,
     entry=_split_entry,
     args=_split_args,
-    refuse=_other_group,
+    refuse=_not_of_the_variant,
     grid=_split_grid,
     block=SPLIT_THREADS,
     lds=_verify_gqa_lds,
@@ -213,7 +216,7 @@ VERIFY_MMA = KernelFamily(
     where=lambda v: v.rows * v.group <= MMA_COLUMNS[v.terms],
     entry=lambda v: _split_entry(v) + ("" if v.terms == 1 else f"_t{v.terms}"),
     args=_verify_mma_args,
-    refuse=_other_group,
+    refuse=_not_of_the_variant,
     grid=_split_grid,
     block=_verify_mma_threads,
     lds=_verify_mma_lds,
@@ -265,6 +268,7 @@ REDUCE = KernelFamily(
     ),
     args=_reduce_args,
     extents={"batch": (1, 32)},
+    refuse=outside_arrays,
     grid=_reduce_grid,
     block=MERGE_WAVES * WAVE,
     lds=_reduce_lds,

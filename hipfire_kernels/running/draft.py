@@ -12,8 +12,9 @@ from hipfire_kernels.authoring.family import Site, Variant
 from hipfire_kernels.errors import InputError
 from hipfire_kernels.kernels import families
 from hipfire_kernels.layout import partials_shape
+from hipfire_kernels.running.arguments import flag, real, window_keys
 from hipfire_kernels.running.attention import check_heads, reducer, splits_of
-from hipfire_kernels.running.binding import bind, prepare
+from hipfire_kernels.running.binding import BoundLaunch, bind, check_apart, prepare, rivals
 from hipfire_kernels.running.devices.protocol import Device, Launch, View
 
 
@@ -35,10 +36,18 @@ class DraftWorkspace:
         wanted = (variant, device, rows, n_heads, n_kv_heads, self.splits)
         if wanted == self._made_for:
             return
-        splits = splits_of(variant, Site(device.multiprocessors, n_kv_heads, rows), self.splits)
-        self.partials = device.empty(partials_shape(rows, n_heads, splits, variant.head_dim), np.float32)
+        shape = draft_workspace_shape(variant, device.multiprocessors, rows, n_heads, n_kv_heads, self.splits)
+        self.partials = device.empty(shape, np.float32)
         self.positions = device.to_device(np.zeros(rows, np.int32))
         self._made_for = wanted
+
+
+def draft_workspace_shape(
+    variant: Variant, multiprocessors: int, rows: int, n_heads: int, n_kv_heads: int, splits: int | None
+) -> tuple[int, int, int, int]:
+    """Shape of the partials of a variant that splits the context: all rows at once."""
+    records = splits_of(variant, Site(multiprocessors, n_kv_heads, rows), splits)
+    return partials_shape(rows, n_heads, records, variant.head_dim)
 
 
 def draft_attend_rows(device: Device, q: Any, k: Any, v: Any, out: Any, *, stream: Any = None, **options: Any) -> None:
@@ -64,34 +73,37 @@ def draft_launches(
     Args:
         q: float32 [rows, n_heads, head_dim]; k, v: [keys, n_kv_heads, head_dim], context then block, float32 or what
             the variant's `kv` says.
-        out: float32, the shape of q; written.
+        out: float32, the shape of q; written. It lies apart from the others, or is the very array q.
         variant: of a family whose oracle is "draft"; the scalar one by default.
         window: 0 for none; else keys at a distance of `window` or more are hidden.
         workspace: of a variant that splits the context; made for this call when None.
     """
     views = _check(device, q, k, v, variant)
     (rows, n_heads, head_dim), (keys, n_kv_heads, _) = views["q"].shape, views["k"].shape
-    if window < 0:
-        raise InputError(f"window is {window}; required: 0 for none, or a number of keys")
+    window, causal = window_keys(window), flag("causal", causal)
     sliding = bool(window or causal)
     chosen = variant or families()["attention_dflash_f32"].variant(head_dim=head_dim, sliding=sliding)
     if sliding and not chosen.sliding:
         raise InputError(f"{chosen.name} has no window and no causal mask; take its variant with sliding=True")
     span = {"window": window or keys + rows, "causal": int(causal)} if chosen.sliding else {}
-    scalars = {"scale": 1 / math.sqrt(head_dim) if scale is None else scale, **span}
+    scalars = {"scale": 1 / math.sqrt(head_dim) if scale is None else real("scale", scale), **span}
     to = {"out": device.view("out", out)}
     merging = reducer(chosen)
     if merging is None:
-        return (prepare(bind(chosen, {**views, **to}, **scalars), device),)
-    held = workspace or DraftWorkspace()
-    held.make(chosen, device, rows, n_heads, n_kv_heads)
-    partials = {"partials": device.view("partials", held.partials)}
-    first = bind(chosen, {**views, **partials}, **scalars)
-    # Every row sees what the first launch covered: positions 0 in a context of 1.
-    positions = {"positions": device.view("positions", held.positions)}
-    second = bind(merging, {**partials, **positions, **to}, first_row=0, batch=rows, ctx=1)
-    first.args.keeps = second.args.keeps = (held.partials, held.positions)
-    return (prepare(first, device), prepare(second, device))
+        bound: tuple[BoundLaunch, ...] = (bind(chosen, {**views, **to}, **scalars),)
+    else:
+        held = workspace or DraftWorkspace()
+        held.make(chosen, device, rows, n_heads, n_kv_heads)
+        partials = {"partials": device.view("partials", held.partials)}
+        first = bind(chosen, {**views, **partials}, **scalars)
+        # Every row sees what the first launch covered: positions 0 in a context of 1.
+        positions = {"positions": device.view("positions", held.positions)}
+        second = bind(merging, {**partials, **positions, **to}, first_row=0, batch=rows, ctx=1)
+        first.args.keeps = second.args.keeps = (held.partials, held.positions)
+        bound = (first, second)
+    called = {**views, **to}
+    check_apart(rivals((chosen, merging), {name: view.nbytes for name, view in called.items()}), called)
+    return tuple(prepare(one, device) for one in bound)
 
 
 def _check(device: Device, q: Any, k: Any, v: Any, variant: Variant | None) -> dict[str, View]:

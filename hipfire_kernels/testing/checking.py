@@ -65,7 +65,7 @@ def _limit(case: FuzzCase, subject: Subject) -> float:
         return subject.tolerance
     heads = case.n_kv_heads * case.group
     shape = VerifyShape(case.rows, heads, case.n_kv_heads, case.head_dim, case.ctx)
-    splits = workspace_shape(subject.variant, subject.device, shape, case.ctx)[2]
+    splits = workspace_shape(subject.variant, subject.device.multiprocessors, shape, case.ctx)[2]
     return subject.variant.tolerance.limit(-(-case.ctx // splits))
 
 

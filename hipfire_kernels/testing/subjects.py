@@ -164,7 +164,7 @@ class _Call:
         covered = request.ctx if how.covered is None else how.covered
         max_ctx = max(request.ctx, covered) + how.spare_tiles * TILE
         shape = check_verify(self._device, arrays["q"], arrays["k_cache"], arrays["v_cache"])
-        records = workspace_shape(variant, self._device, shape, max_ctx, how.partials_rows)
+        records = workspace_shape(variant, self._device.multiprocessors, shape, max_ctx, how.partials_rows)
         partials = _Output(self._device, records, _elements(variant, "partials", how.offset), fill=STALE)
         self._others.append(partials)
         cols = 0 if request.tree_bias is None else request.tree_bias.shape[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -28,10 +29,15 @@ def device(name: str = "auto") -> Device:
 
     The same name gives the same device. A device that could not be opened is tried again the next time.
 
+    A GPU that was opened cannot be used in a process that is forked afterwards; there, "auto" is still that GPU, and
+    its first use says so.
+
     Raises:
         InputError: the name is none of these.
         DeviceError: there is no such device here, or its driver is missing; the message says which.
     """
+    if not isinstance(name, str):
+        raise InputError(f"device is {name!r}; required: host, hip:N, cuda:N or auto")
     if name == "auto":
         name = next(_openable())
     vendor, _, index = name.partition(":")
@@ -45,8 +51,29 @@ def device(name: str = "auto") -> Device:
         return _opened[name]
 
 
+def resolve(given: Device | str) -> Device:
+    """A device that was given as one, or by its name.
+
+    Raises:
+        InputError, DeviceError: see `device`.
+    """
+    if isinstance(given, str):
+        return device(given)
+    if not hasattr(given, "memory_bytes"):
+        raise InputError(f"device is {given!r}; required: one of hipfire_kernels.device, or its name")
+    return given
+
+
 _opening = threading.Lock()
 _opened: dict[str, Device] = {}
+
+
+def _in_forked_child() -> None:
+    global _opening
+    _opening = threading.Lock()  # a thread that is gone may have held it
+
+
+os.register_at_fork(after_in_child=_in_forked_child)
 
 
 def _open(name: str) -> Device:

@@ -12,7 +12,7 @@ import numpy as np
 from hipfire_kernels.errors import DeviceError, InputError
 from hipfire_kernels.running.devices import dlpack
 from hipfire_kernels.running.devices.driver import Owner
-from hipfire_kernels.running.devices.protocol import View, dtype_name
+from hipfire_kernels.running.devices.protocol import OfThisProcess, View, dtype_name
 
 
 class Buffer:
@@ -21,7 +21,10 @@ class Buffer:
     def __init__(self, device: Owner, nbytes: int) -> None:
         self.device, self.nbytes = device, nbytes
         device.driver.activate(device.index)
-        self.pointer = device.driver.malloc(max(1, nbytes))
+        try:
+            self.pointer = device.driver.malloc(max(1, nbytes))
+        except DeviceError as error:
+            raise DeviceError(f"{nbytes:,} bytes on {device.name}: {error}") from error
 
     def free(self) -> None:
         """Give the memory back now. Arrays over it are refused from here on."""
@@ -36,12 +39,14 @@ class Buffer:
                 self.free()
 
 
-class DeviceArray:
+class DeviceArray(OfThisProcess):
     """A C-contiguous array in device memory. Speaks `__cuda_array_interface__` and DLPack; `device.to_host` reads it.
 
     Attributes:
         view: what a launch needs to know of it; the same object as long as the array lives.
     """
+
+    send_instead = "send device.to_host(array)"
 
     def __init__(self, buffer: Buffer, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self.buffer, self.offset, self.shape, self.dtype = buffer, offset, shape, dtype

@@ -9,7 +9,10 @@ from typing import Any
 
 from hipfire_kernels.errors import DeviceError
 from hipfire_kernels.running.devices import dlpack
+from hipfire_kernels.running.devices.driver import refuse_after_fork
 from hipfire_kernels.running.devices.gpu import GpuDevice
+
+_OUT_OF_MEMORY = 2
 
 
 def _api() -> Any:
@@ -49,7 +52,8 @@ class CudaDriver:
         """Call a function of the driver API; its outputs, or DeviceError with the name of the status."""
         status, *outputs = getattr(self._cu, name)(*args)
         if int(status):
-            raise DeviceError(f"{name} failed: {status.name} ({int(status)})")
+            hint = ": free arrays, or plan for a shorter context" if int(status) == _OUT_OF_MEMORY else ""
+            raise DeviceError(f"{name} failed: {status.name} ({int(status)}){hint}")
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def count(self) -> int:
@@ -225,6 +229,7 @@ def driver() -> CudaDriver:
     global _driver
     if _driver is None:
         _driver = CudaDriver()
+        refuse_after_fork(_driver)
     return _driver
 
 

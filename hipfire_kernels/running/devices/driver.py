@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import os
+from typing import Any, NoReturn, Protocol
+
+from hipfire_kernels.errors import DeviceError
 
 
 class Driver(Protocol):
@@ -78,3 +81,23 @@ class Owner(Protocol):
 
     def launched(self, what: str) -> None:
         """Note a launch, for the report of a fault."""
+
+
+def refuse_after_fork(driver: Any) -> None:
+    """Have a driver refuse all that needs a device in processes forked from here on: its state does not go with them.
+
+    It still counts its devices, so that "auto" does not turn to the host there.
+    """
+    known = driver.count()
+
+    def refuse(*_: Any) -> NoReturn:
+        raise DeviceError(
+            f"{driver.vendor} devices were opened before this process was forked, and no GPU driver survives that; "
+            "start processes with multiprocessing's 'spawn' or 'forkserver', or open the first device in the child"
+        )
+
+    def in_forked_child() -> None:
+        driver.activate = driver.describe = refuse  # every other call comes behind one of these
+        driver.count = lambda: known
+
+    os.register_at_fork(after_in_child=in_forked_child)

@@ -21,15 +21,17 @@ from hipfire_kernels.errors import DeviceError, InputError
 from hipfire_kernels.running.devices import dlpack
 from hipfire_kernels.running.devices.arrays import Buffer, DeviceArray
 from hipfire_kernels.running.devices.driver import Driver
-from hipfire_kernels.running.devices.protocol import ALIGNMENT, DTYPES, Launch, View, dtype_name
+from hipfire_kernels.running.devices.protocol import ALIGNMENT, DTYPES, Launch, OfThisProcess, View, dtype_name
 from hipfire_kernels.running.devices.streams import CaptureGate, Event, Graph, Stream
 
 if TYPE_CHECKING:
     from hipfire_kernels.building.builder import Artifact
 
 
-class GpuDevice:
+class GpuDevice(OfThisProcess):
     """One GPU. See `Device` for the methods that all devices share."""
+
+    send_instead = "send its name, and call hipfire_kernels.device(name) there, in a process that was not forked"
 
     default_stream = 0
     """The driver's legacy default stream: work of this library without a stream is ordered with everything else."""
@@ -41,7 +43,8 @@ class GpuDevice:
         driver.activate(index)
         self.reported_arch = driver.arch_name(index)
         self.arch: Arch = self._known_arch()
-        self.multiprocessors = int(driver.describe(index)["multiprocessors"])
+        facts = driver.describe(index)
+        self.multiprocessors, self.memory_bytes = int(facts["multiprocessors"]), int(facts["memory_bytes"])
         self._loaded: dict[str, tuple[int, Any]] = {}
         self._since_wait: list[str] = []
         self._gate = CaptureGate()
@@ -278,6 +281,7 @@ class GpuDevice:
     def _outside_captures(self, what: str) -> Iterator[None]:
         """For what a capture does not survive: refuse it inside this thread's own, keep it out of other threads'."""
         self._no_capture(what)
+        self.driver.activate(self.index)
         with self._gate.passing():
             yield
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from hipfire_kernels.errors import DeviceError
 from hipfire_kernels.running.devices import dlpack
+from hipfire_kernels.running.devices.driver import refuse_after_fork
 from hipfire_kernels.running.devices.gpu import GpuDevice
 
 _NO_DEVICE = 100
@@ -211,6 +212,7 @@ def driver() -> HipDriver:
     global _driver
     if _driver is None:
         _driver = HipDriver()
+        refuse_after_fork(_driver)
     return _driver
 
 

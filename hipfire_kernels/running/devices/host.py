@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 import os
 import tempfile
 from collections.abc import Sequence
@@ -24,9 +25,9 @@ from hipfire_kernels.archs import arch
 from hipfire_kernels.authoring.places import Place, Places
 from hipfire_kernels.building.toolchains import sanitized
 from hipfire_kernels.errors import DeadlockError, DeviceError, InputError, UndefinedBehaviour
-from hipfire_kernels.running.devices import dlpack
+from hipfire_kernels.running.devices import dlpack, memory
 from hipfire_kernels.running.devices.arena import STACK_BYTES, arena
-from hipfire_kernels.running.devices.protocol import ALIGNMENT, KernelArgs, Launch, View, dtype_name
+from hipfire_kernels.running.devices.protocol import ALIGNMENT, KernelArgs, Launch, OfThisProcess, View, dtype_name
 
 if TYPE_CHECKING:
     from hipfire_kernels.building.builder import Artifact
@@ -46,7 +47,22 @@ _FFI.cdef(_CDEF)
 _CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 # With the stacks of 384 threads each, 64 workers take 49,000 of the 65,530 mappings that Linux grants a process.
 _WORKERS = min(_CORES, 64)
-_POOL = ThreadPoolExecutor(max_workers=_WORKERS, thread_name_prefix="hipfire-block")  # its threads start when needed
+
+
+def _pool() -> ThreadPoolExecutor:
+    """Its threads start when they are needed."""
+    return ThreadPoolExecutor(max_workers=_WORKERS, thread_name_prefix="hipfire-block")
+
+
+_POOL = _pool()
+
+
+def _in_forked_child() -> None:
+    global _POOL
+    _POOL = _pool()  # the threads of the other one stayed in the parent
+
+
+os.register_at_fork(after_in_child=_in_forked_child)
 
 
 def _host_array(name: str, array: Any) -> npt.NDArray[Any]:
@@ -70,7 +86,7 @@ class HostKernel:
     workspace_bytes: int
 
 
-class HostDevice:
+class HostDevice(OfThisProcess):
     """The CPU.
 
     Args:
@@ -81,6 +97,7 @@ class HostDevice:
 
     multiprocessors = 8  # whatever the cores: on another machine a call must not come out with other bits
     capturing = False
+    send_instead = "send its name, and call hipfire_kernels.device(name) there"
 
     def __init__(self, thread_order: int | None = None, sanitizer: str | None = None) -> None:
         self.arch = arch("host")
@@ -91,10 +108,12 @@ class HostDevice:
         if sanitizer == sanitized.ADDRESS:
             sanitized.require_loaded(self.arch)
         self.thread_order = thread_order
+        self.memory_bytes = memory.total()
         self._loaded: dict[str, HostKernel] = {}
 
     def __repr__(self) -> str:
-        return "<HostDevice>" if self.thread_order is None else f"<HostDevice thread_order={self.thread_order}>"
+        order = "" if self.thread_order is None else f" thread_order={self.thread_order}"
+        return f"<HostDevice {self.name}{order}>"
 
     def view(self, name: str, array: Any) -> View:
         """See `Device.view`."""
@@ -113,8 +132,16 @@ class HostDevice:
         return View(pointer, array.shape, dtype, bool(array.flags.writeable))
 
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """See `Device.empty`."""
-        return np.empty(tuple(shape), dtype)
+        """See `Device.empty`. What is larger than the memory that is left is refused: Linux hands out any amount, and
+        ends the process that touches it."""
+        extents, kind = tuple(int(extent) for extent in shape), np.dtype(dtype)
+        nbytes = math.prod(extents) * kind.itemsize
+        if nbytes >= memory.WORTH_ASKING and nbytes > (left := memory.available()):
+            raise DeviceError(f"{nbytes:,} bytes are not there for {self.name}: {left:,} are left. {memory.REMEDY}")
+        try:
+            return np.empty(extents, kind)
+        except MemoryError as error:
+            raise DeviceError(f"{nbytes:,} bytes are not there for {self.name}: {error}. {memory.REMEDY}") from None
 
     def section(self, array: Any, start: int, shape: Sequence[int]) -> npt.NDArray[Any]:
         """See `Device.section`."""
@@ -128,6 +155,12 @@ class HostDevice:
     def to_host(self, array: Any) -> npt.NDArray[Any]:
         """See `Device.to_host`."""
         return array if isinstance(array, np.ndarray) else _host_array("array", array)
+
+    def stream_handle(self, stream: Any) -> int:
+        """See `Device.stream_handle`. There is no stream but the default one."""
+        if stream is not None:
+            raise InputError(f"stream is {stream!r}; the host device has no streams, pass None")
+        return 0
 
     def load(self, artifact: Artifact) -> HostKernel:
         """See `Device.load`. The shared object goes through a temporary file, removed once it is mapped."""
@@ -145,8 +178,7 @@ class HostDevice:
 
     def launch(self, launches: Sequence[Launch], stream: Any = None) -> None:
         """See `Device.launch`. Returns when all blocks have run."""
-        if stream is not None:
-            raise InputError(f"stream is {stream!r}; the host device has no streams, pass None")
+        self.stream_handle(stream)
         for one in launches:
             self._launch(one)
 

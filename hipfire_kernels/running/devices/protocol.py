@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from hipfire_kernels.archs import Arch
+from hipfire_kernels.errors import InputError
 
 if TYPE_CHECKING:
     from hipfire_kernels.building.builder import Artifact
 
 
-@dataclass(frozen=True)
-class View:
+class View(NamedTuple):
     """What a kernel needs to know of an array: address, shape, dtype name, and whether it may be written."""
 
     pointer: int
     shape: tuple[int, ...]
     dtype: str
     writable: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes from the address on, of a dtype that kernels take."""
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
 class KernelArgs:
@@ -55,6 +60,19 @@ class Launch(NamedTuple):
     early: bool = False
 
 
+class OfThisProcess:
+    """What cannot be sent to another process: it holds memory, handles or threads of this one.
+
+    Attributes:
+        send_instead: what the error that pickle gets says about that.
+    """
+
+    send_instead = ""
+
+    def __reduce__(self) -> NoReturn:
+        raise InputError(f"{self!r} cannot be pickled: it belongs to this process; {self.send_instead}")
+
+
 class Device(Protocol):
     """One place to run kernels. Arrays are whatever the device hands out; numpy arrays on the host.
 
@@ -63,12 +81,14 @@ class Device(Protocol):
         arch: the row of the arch table that kernels are built for.
         toolchain: what builds for it; None for the first that can.
         multiprocessors: what blocks are spread over, by the driver's count.
+        memory_bytes: all of its memory, whoever uses it now.
     """
 
     name: str
     arch: Arch
     toolchain: str | None
     multiprocessors: int
+    memory_bytes: int
 
     @property
     def capturing(self) -> bool:
@@ -85,7 +105,11 @@ class Device(Protocol):
         """
 
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Any:
-        """A C-contiguous array with undefined contents."""
+        """A C-contiguous array with undefined contents.
+
+        Raises:
+            DeviceError: the memory is not there.
+        """
 
     def section(self, array: Any, start: int, shape: Sequence[int]) -> Any:
         """A C-contiguous array over a part of a one-dimensional one, from element `start`. No copy."""
@@ -95,6 +119,13 @@ class Device(Protocol):
 
     def to_host(self, array: Any) -> npt.NDArray[Any]:
         """A numpy array with the contents of an array of this device."""
+
+    def stream_handle(self, stream: Any) -> int:
+        """What the driver calls a stream of this device, or for None its default stream.
+
+        Raises:
+            InputError: the stream is not one of this device.
+        """
 
     def load(self, artifact: Artifact) -> Any:
         """Make an artifact launchable. The same artifact is loaded once."""
