@@ -36,7 +36,6 @@ def probe(body: str, *, block: int = 64, lds: int = 64) -> Variant:
         grid=lambda v, s: (s.n // block, 1, 1),
         block=block,
         lds=lambda v, arch: (Lds("shared", "float", lds),),
-        oracle="attend",
         tolerance=Tolerance(0),
         body="{{ signature }} {\n{{ lds.shared }}\n" + body + "\n}\n",
     )

@@ -40,6 +40,8 @@ def check_params(name: str, params: Mapping[str, Sequence[Any]]) -> None:
 
 def check_extents(name: str, extents: Mapping[str, tuple[int, int]]) -> None:
     """Each has a least and a greatest value."""
+    if not isinstance(extents, Mapping):
+        raise InputError(f"{name}: extents are {extents!r}; required: a name to (least, greatest) for each")
     for symbol, bounds in extents.items():
         if not isinstance(bounds, tuple) or len(bounds) != 2 or not 0 <= bounds[0] <= bounds[1]:
             raise InputError(f"{name}: extent {symbol} has {bounds!r}; required: (least, greatest)")
