@@ -11,9 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import date
 from typing import Any
@@ -24,6 +22,7 @@ from hipfire_kernels import __version__
 from hipfire_kernels.authoring.family import Site, Variant
 from hipfire_kernels.bench import pairs
 from hipfire_kernels.building.builder import build
+from hipfire_kernels.building.processes import pool
 from hipfire_kernels.checking import reference
 from hipfire_kernels.checking.parity import Case, expected, inputs, worst_row
 from hipfire_kernels.dispatch import evidence, measure, tuning
@@ -318,8 +317,8 @@ def _build_ahead(asked: Sequence[Question], device: Device) -> None:
         with contextlib.suppress(HipfireError):
             build(variant, device.arch.name, device.toolchain)
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(one, variants))
+    with pool() as threads:
+        list(threads.map(one, variants))
 
 
 def _answer(question: Question, track: Track, held: Held, base: Mapping[str, int], step: OnPoint) -> Answer:

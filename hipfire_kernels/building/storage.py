@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -19,6 +22,11 @@ PROBES = "probes"
 
 ZIG = "hipfire-zig"
 """Subfolder of the cache that the `ziglang` compiler keeps of itself."""
+
+SCRATCH = "scratch"
+"""Subfolder of the cache for what lives for a moment, where the temporary folder does not serve."""
+
+_unfinished: set[Path] = set()
 
 
 def cache_root() -> Path:
@@ -70,6 +78,48 @@ def make_private(path: Path, root: Path) -> None:
         os.makedirs(folder, mode=0o700, exist_ok=True)
 
 
+def folder_bytes(folder: Path) -> int:
+    """Bytes of all files below a folder; 0 when there is none."""
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # removed since it was listed
+            total += path.stat().st_size if path.is_file() else 0
+    return total
+
+
+def reserve(folder: Path, room: int) -> None:
+    """See that so many bytes can be written into a folder, by the disk, by quotas and by limits.
+
+    Raises:
+        OSError: they cannot.
+    """
+    with tempfile.TemporaryFile(dir=folder) as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, room)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):  # a file system that cannot say
+                raise
+
+
+@contextlib.contextmanager
+def unfinished(path: Path) -> Iterator[Path]:
+    """A file or folder that is to be removed if this process must end before the block does."""
+    _unfinished.add(path)
+    try:
+        yield path
+    finally:
+        _unfinished.discard(path)
+
+
+def remove_unfinished() -> None:
+    """Remove what would be left behind if the process ended now."""
+    for path in list(_unfinished):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
 def publish(path: Path, data: bytes) -> None:
     """Write a file of the user's own (0600) so that a reader sees the old one, or the whole new one.
 
@@ -92,7 +142,7 @@ def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
     """
     temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(8)}"
     try:
-        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+        with unfinished(temporary), open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -46,8 +46,10 @@ def _finite(value: Any) -> Any:
 
 
 def note(text: str) -> None:
-    """A message for the person at the terminal."""
-    print(text, file=sys.stderr, flush=True)
+    """A message for the person at the terminal. It is no failure if there is none."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            print(text, file=sys.stderr, flush=True)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, numeric: Sequence[str] = ()) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hipfire_kernels.cli import _out
+from hipfire_kernels.cli import _choices, _out
 from hipfire_kernels.cli._errors import FAILED
 from hipfire_kernels.errors import InputError
 
@@ -28,7 +28,9 @@ def ab(
             help="One switch (unset: not set), kv_format, block_size, device or route, with its two values.",
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="host, cuda:N, hip:N.")] = "host",
+    device: Annotated[
+        str, _choices.option(_choices.devices, metavar="DEVICE", help="host, cuda:N, hip:N.")
+    ] = "host",
     repeats: Annotated[int, typer.Option(help="Of off,on,on,off,off,on; even, at least 4.")] = 6,
     ctx: Annotated[
         int | None, typer.Option(help="Kernel: keys [default: 4096]. Generate: repeat the prompt to so many tokens.")

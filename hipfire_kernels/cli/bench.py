@@ -8,12 +8,14 @@ from typing import Annotated
 
 import typer
 
-from hipfire_kernels.cli import _out
+from hipfire_kernels.cli import _choices, _out
 from hipfire_kernels.errors import DeviceError, InputError
 
 
 def bench(
-    device: Annotated[str, typer.Option(help="A GPU: cuda:N, hip:N, or auto for the first.")] = "auto",
+    device: Annotated[
+        str, _choices.option(_choices.devices, metavar="DEVICE", help="A GPU: cuda:N, hip:N, or auto for the first.")
+    ] = "auto",
     ctx: Annotated[str, typer.Option(help="Contexts, comma-separated.")] = "2048,4096,20676,32768,131072",
     rows: Annotated[str, typer.Option(help="Query rows, comma-separated.")] = "4,8,16,32",
     head_dim: Annotated[str, typer.Option(help="head_dims, comma-separated.")] = "128,256",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -11,11 +10,6 @@ from hipfire_kernels.cli import _out
 from hipfire_kernels.cli._errors import FAILED, refuse
 
 app = typer.Typer(help="The compiled kernels on disk.", no_args_is_help=True)
-
-
-def folder_bytes(folder: Path) -> int:
-    """Bytes of all files below a folder; 0 when there is none."""
-    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
 
 
 @app.command("ls")

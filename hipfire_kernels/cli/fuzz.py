@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hipfire_kernels.cli import _out, _select
+from hipfire_kernels.cli import _choices, _out, _select
 from hipfire_kernels.cli._errors import FAILED
 from hipfire_kernels.errors import InputError
 
@@ -24,14 +24,15 @@ if TYPE_CHECKING:
     from hipfire_kernels.testing.case import FuzzCase
 
 LimitS = Annotated[
-    float, typer.Option("--limit", min=1, help="Seconds a case may take, compilation included; then it hangs.")
+    float, typer.Option("--limit", min=1, help="CPU seconds a case may take, not counting compilation; then it hangs.")
 ]
+Device = Annotated[str, _choices.option(_choices.devices, metavar="DEVICE", help="Where to run.")]
 
 
 def fuzz(
     variants: _select.Variants = None,
     everything: _select.All = False,
-    device: Annotated[str, typer.Option(help="Where to run.")] = "host",
+    device: Device = "host",
     count: Annotated[int | None, typer.Option(min=0, help="Drawn cases. [default: 1000 without --seconds]")] = None,
     seconds: Annotated[float | None, typer.Option(min=0, help="For how long, instead of or besides --count.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of the campaign. [default: the time]")] = None,
@@ -143,7 +144,7 @@ def _print(result: dict[str, Any], files: list[Path]) -> None:
 
 def replay(
     file: Annotated[Path, typer.Argument(help="A case, or a file with one a line.")],
-    device: Annotated[str, typer.Option(help="Where to run.")] = "host",
+    device: Device = "host",
     limit: LimitS = 60,
     as_json: _out.Json = False,
 ) -> None:

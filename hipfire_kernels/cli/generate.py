@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hipfire_kernels.cli import _out
+from hipfire_kernels.cli import _choices, _out
 from hipfire_kernels.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ BlockSize = Annotated[
     int | None,
     typer.Option(help="Rows of a speculative block; 1: no speculation. [default: the draft's own]"),
 ]
-KvFormat = Annotated[str, typer.Option(help="q8_0: the kernels; f32: plain numpy attention.")]
+KvFormat = Annotated[str, _choices.option(("q8_0", "f32"), help="q8_0: the kernels; f32: plain numpy attention.")]
 NoDraft = Annotated[bool, typer.Option("--no-draft", help="Decode token by token.")]
 Ngram = Annotated[
     bool, typer.Option("--ngram", help="Instead of a draft: what followed the last tokens when they came before.")
@@ -33,6 +33,7 @@ AdaptiveB = Annotated[
     bool | None,
     typer.Option(help="Verify fewer rows than drafted where few are accepted. [default: HIPFIRE_DFLASH_ADAPTIVE_B]"),
 ]
+_SPECULATION = ("auto", "on", "off")
 Trace = Annotated[Path | None, typer.Option(help="Append a JSON line for each cycle to this file.")]
 
 
@@ -44,7 +45,7 @@ def demo(
     no_draft: NoDraft = False,
     ngram: Ngram = False,
     speculation: Annotated[
-        str | None, typer.Option(help="on: in every cycle; auto: where it pays; off. [default: on]")
+        str | None, _choices.option(_SPECULATION, help="on: in every cycle; auto: where it pays. [default: on]")
     ] = None,
     adaptive_b: AdaptiveB = None,
     trace: Trace = None,
@@ -79,9 +80,10 @@ def generate(
     ngram: Ngram = False,
     speculation: Annotated[
         str | None,
-        typer.Option(
-            help="auto: where it pays, and without a draft that cannot be loaded; on: in every cycle; off. "
-            "[default: where it pays, with a --draft that can be loaded]"
+        _choices.option(
+            _SPECULATION,
+            help="auto: where it pays, and without a draft that cannot be loaded; on: in every cycle. "
+            "[default: where it pays, with a --draft that can be loaded]",
         ),
     ] = None,
     adaptive_b: AdaptiveB = None,

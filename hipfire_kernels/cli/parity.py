@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hipfire_kernels.cli import _out, _select
+from hipfire_kernels.cli import _choices, _out, _select
 from hipfire_kernels.cli._errors import FAILED
 from hipfire_kernels.errors import DeviceError, InputError
 
@@ -53,7 +52,7 @@ class Report:
 def parity(
     variants: _select.Variants = None,
     everything: _select.All = False,
-    device: Annotated[str, typer.Option(help="Where to run.")] = "host",
+    device: Annotated[str, _choices.option(_choices.devices, metavar="DEVICE", help="Where to run.")] = "host",
     quick: Annotated[bool, typer.Option("--quick", help="A small part of the grid.")] = False,
     thread_order: Annotated[
         int | None, typer.Option(metavar="SEED", help="Host: run the threads of a block in a permuted order.")
@@ -87,6 +86,7 @@ def _survey_all(variants: list[Variant], device: Device, part: dict[str, Any]) -
     """Survey as many variants at a time as there are cores: one's oracle runs beside another's kernel."""
     from threadpoolctl import threadpool_limits
 
+    from hipfire_kernels.building.processes import pool
     from hipfire_kernels.checking.parity import grid
     from hipfire_kernels.running.binding import kernel
 
@@ -94,16 +94,12 @@ def _survey_all(variants: list[Variant], device: Device, part: dict[str, Any]) -
     kernel(variants[0], device)
     with (
         threadpool_limits(1),  # BLAS threads that spin would fight those that run kernel blocks
-        ThreadPoolExecutor(os.cpu_count()) as pool,
+        pool() as threads,
         _out.progress("parity", len(variants)) as step,
     ):
-        running = [pool.submit(survey, v, grid(v, **part), device) for v in variants]
-        try:
-            for job in as_completed(running):
-                step(job.result().variant.name)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        running = [threads.submit(survey, v, grid(v, **part), device) for v in variants]
+        for job in as_completed(running):
+            step(job.result().variant.name)
     return [job.result() for job in running]
 
 
