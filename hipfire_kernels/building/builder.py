@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Protocol
@@ -14,6 +15,10 @@ from hipfire_kernels.building.cubin import read_cubin
 from hipfire_kernels.building.resources import FIELDS, Resources, read_resources
 from hipfire_kernels.building.toolchains import Toolchain
 from hipfire_kernels.building.toolchains.registry import choose
+
+
+log = logging.getLogger(__name__)
+"""Says on the level of information what is compiled, while it is."""
 
 
 class Buildable(Protocol):
@@ -114,6 +119,7 @@ def build(
 
 
 def _compile(variant: Buildable, arch: Arch, compiler: Toolchain, identity: str, source: str, key: str) -> Entry:
+    log.info("compiling %s for %s", variant.entry, arch.name)
     compiled = compiler.compile(source, arch)
     if arch.dialect == "amd":
         resources = read_resources(compiled.code, arch, variant.entry)

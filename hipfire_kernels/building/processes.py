@@ -48,13 +48,16 @@ def cpu_limit(seconds: float) -> Iterator[None]:
 def descendants(pid: int) -> list[int]:
     """The processes below one that have not ended, children before theirs."""
     children: dict[int, list[int]] = defaultdict(list)
+    ended: set[int] = set()
     for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal() and (found := state_and_parent(int(folder.name))) is not None and found[0] not in "ZX":
+        if folder.name.isdecimal() and (found := state_and_parent(int(folder.name))) is not None:
             children[found[1]].append(int(folder.name))
+            if found[0] in "ZX":  # its first thread has; others may not have, nor what they started
+                ended.add(int(folder.name))
     below = [pid]
     for one in below:
         below += children[one]
-    return below[1:]
+    return [one for one in below[1:] if one not in ended]
 
 
 def state_and_parent(pid: int) -> tuple[str, int] | None:
@@ -67,14 +70,21 @@ def state_and_parent(pid: int) -> tuple[str, int] | None:
     return fields[0], int(fields[1])
 
 
-def end_descendants(pid: int | None = None) -> None:
-    """End every process below one, by default below this one, at once."""
-    deadline = time.monotonic() + 0.5  # what cannot be ended sits in the kernel
-    while (left := descendants(pid or os.getpid())) and time.monotonic() < deadline:
+def end_descendants(pid: int) -> set[int]:
+    """End every process below one at once. Gives their ids."""
+    ended: set[int] = set()
+    deadline = time.monotonic() + 5.0  # what cannot be ended sits in the kernel
+    seen_none = 0
+    # Twice none: one that changes its parent while they are looked at is overlooked.
+    while seen_none < 2 and time.monotonic() < deadline:
+        left = descendants(pid)
+        seen_none = 0 if left else seen_none + 1
         for one in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(one, signal.SIGKILL)
+        ended.update(left)
         time.sleep(0.005)
+    return ended
 
 
 def adopt_orphans() -> None:

@@ -6,13 +6,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from hipfire_kernels.building.storage import SCRATCH, cache_root, make_private, reserve, unfinished
+from hipfire_kernels.building.storage import SCRATCH, cache_root, make_private, reserve
 from hipfire_kernels.errors import HipfireError, InputError, ToolchainUnavailable
 
 ROOM = 16 << 20
@@ -37,6 +38,8 @@ def somewhere(
     refused: list[str] = []
     for place in dict.fromkeys([*filter(None, [_taken.get(what)]), *_places()]):
         try:
+            if place.name == SCRATCH:
+                make_private(place, place.parent)
             found = attempt(place)
         except OSError as why:
             refused.append(f"{place}: {_reason(why)}")
@@ -59,15 +62,31 @@ def folder(room: int = ROOM, what: str = "a compiler's files") -> Iterator[Path]
         ToolchainUnavailable: there is no place for one; the message names all that were tried, with the reason.
     """
     made = somewhere(what, functools.partial(_made, room), f"has {room >> 20} MB of room")
-    with unfinished(made):
-        try:
-            yield made
-        finally:
-            shutil.rmtree(made, ignore_errors=True)
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def prefix(pid: int) -> str:
+    """What the names of a process's files begin with."""
+    return f"hipfire-{pid}-"
+
+
+def discard(pids: Iterable[int]) -> None:
+    """Remove what processes have left that could not do it themselves."""
+    for place in _places():
+        for pid in pids:
+            for left in place.glob(f"{prefix(pid)}*"):
+                if left.is_dir():
+                    shutil.rmtree(left, ignore_errors=True)
+                else:
+                    with contextlib.suppress(OSError):
+                        left.unlink()
 
 
 def _made(room: int, place: Path) -> Path:
-    made = Path(tempfile.mkdtemp(prefix="hipfire-", dir=place))
+    made = Path(tempfile.mkdtemp(prefix=prefix(os.getpid()), dir=place))
     try:
         reserve(made, room)
     except BaseException:
@@ -80,8 +99,7 @@ def _places() -> Iterator[Path]:
     """Folders that may serve, the one that is meant for it first."""
     with contextlib.suppress(FileNotFoundError):
         yield Path(tempfile.gettempdir())
-    with contextlib.suppress(InputError, OSError):
-        make_private(cache_root() / SCRATCH, cache_root())
+    with contextlib.suppress(InputError):
         yield cache_root() / SCRATCH
     yield from (Path("/tmp"), Path("/var/tmp"))
 

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import secrets
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,25 +100,6 @@ def reserve(folder: Path, room: int) -> None:
                 raise
 
 
-@contextlib.contextmanager
-def unfinished(path: Path) -> Iterator[Path]:
-    """A file or folder that is to be removed if this process must end before the block does."""
-    _unfinished.add(path)
-    try:
-        yield path
-    finally:
-        _unfinished.discard(path)
-
-
-def remove_unfinished() -> None:
-    """Remove what would be left behind if the process ended now."""
-    for path in list(_unfinished):
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            path.unlink()
-
-
 def publish(path: Path, data: bytes) -> None:
     """Write a file of the user's own (0600) so that a reader sees the old one, or the whole new one.
 
@@ -141,8 +121,9 @@ def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
         OSError: nothing was changed.
     """
     temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(8)}"
+    _unfinished.add(temporary)
     try:
-        with unfinished(temporary), open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -151,3 +132,12 @@ def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+    finally:
+        _unfinished.discard(temporary)
+
+
+def remove_unfinished() -> None:
+    """Remove the files that are being written, of a process that ends now."""
+    for temporary in list(_unfinished):
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)

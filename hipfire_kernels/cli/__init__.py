@@ -47,9 +47,8 @@ class _Commands(TyperGroup):
             _out.note("interrupted")
             raise typer.Exit(_ending.INTERRUPTED) from error
         except (HipfireError, OSError) as error:
-            untaken = _ending.untaken() if isinstance(error, OSError) else None
-            if untaken is not None:
-                raise typer.Exit(_ending.unwritten(untaken)) from error
+            if _ending.untaken() is not None:  # which the end says
+                raise typer.Exit(_errors.FAILED) from error
             _errors.report(error, as_json=_out.json_asked(ctx))
             raise typer.Exit(_errors.exit_code(error)) from error
 
@@ -110,5 +109,11 @@ app.command()(doctor.doctor)
 
 def main() -> None:
     """The entry point of `hfk`."""
-    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr)
-    _ending.run(app)
+    _ending.run(_logged)
+
+
+def _logged() -> None:
+    shown = logging.StreamHandler(sys.stderr)
+    shown.setLevel(logging.WARNING)
+    logging.basicConfig(format="%(levelname)s: %(message)s", handlers=[shown])
+    app()

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from hipfire_kernels.building.processes import adopt_orphans, end_descendants
+from hipfire_kernels.building import scratch
+from hipfire_kernels.building.processes import adopt_orphans, descendants, end_descendants
 from hipfire_kernels.building.storage import remove_unfinished
-from hipfire_kernels.cli import _errors, _out
+from hipfire_kernels.cli import _errors
 
 GRACE_S = 1.0
 """Seconds from a signal to the end, however deep the command sits in a computation."""
@@ -41,8 +43,9 @@ def run(command: Callable[[], Any]) -> None:
         code = ended.code
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except OSError as error:  # what a command does not see: a word about its usage that cannot be printed
-        code = unwritten(error)
+    except OSError:  # what no command sees: a help that cannot be printed
+        if untaken() is None:
+            raise
     code = _flushed(code)
     if asked.number:
         asked.leave()
@@ -58,6 +61,7 @@ class _Asked:
 
     def __init__(self) -> None:
         self.number = 0
+        self._below: set[int] = set()
         self._pipe, theirs = os.pipe()
         os.set_blocking(theirs, False)
         signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
@@ -70,6 +74,7 @@ class _Asked:
         if self.number:  # for the second time
             self.leave()
         self.number = number
+        self._below.update(descendants(os.getpid()))  # some end while the main thread closes what is open
         raise KeyboardInterrupt
 
     def _watch(self) -> None:
@@ -80,9 +85,44 @@ class _Asked:
 
     def leave(self) -> None:
         """End this process and all that it started."""
-        end_descendants()
+        scratch.discard({os.getpid(), *self._below, *end_descendants(os.getpid())})
         remove_unfinished()
         os._exit(_KILLED + self.number)
+
+
+class _Stdout(io.TextIOWrapper):
+    """Standard output that remembers why it was not taken: what could not be written is not tried again."""
+
+    untaken: OSError | None = None
+
+    def write(self, text: str) -> int:
+        with self._remembering():
+            return super().write(text)
+
+    def flush(self) -> None:
+        with self._remembering():
+            super().flush()
+
+    @contextlib.contextmanager
+    def _remembering(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.untaken = error
+            raise
+
+
+class _Stderr(io.TextIOWrapper):
+    """Standard error that nobody needs to take."""
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            return super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            super().flush()
 
 
 def _open_standard_files() -> None:
@@ -92,34 +132,27 @@ def _open_standard_files() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
+    for name, number, kind in (("stdout", 1, _Stdout), ("stderr", 2, _Stderr)):
+        there: io.TextIOWrapper = getattr(sys, name) or open(number, "w", closefd=False)
+        encoding, errors, by_line = there.encoding, there.errors, there.line_buffering
+        setattr(sys, name, kind(there.detach(), encoding=encoding, errors=errors, line_buffering=by_line))
 
 
 def untaken() -> OSError | None:
-    """Why what was printed does not go out; None when it does."""
-    try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except OSError as error:
-        return error
-    return None
+    """Why standard output was not taken; None while it is."""
+    return getattr(sys.stdout, "untaken", None)
 
 
 def _flushed(code: Any) -> Any:
     """The exit code, after what was printed is out; another one where it is not."""
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
     error = untaken()
     if error is not None:
         # What is still in the buffer would be tried again, and complained about, at the end of the interpreter.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        code = unwritten(error)
-    with contextlib.suppress(OSError):
-        if sys.stderr is not None:
-            sys.stderr.flush()
+        if isinstance(error, BrokenPipeError):  # who reads it has enough
+            return _KILLED + signal.SIGPIPE
+        print(f"error: the output cannot be written ({error.strerror})", file=sys.stderr)
+        return _errors.FAILED
     return code
-
-
-def unwritten(error: OSError) -> int:
-    """The exit code where output could not be written, after a word about it."""
-    if isinstance(error, BrokenPipeError):  # who reads it has enough
-        return _KILLED + signal.SIGPIPE
-    _out.note(f"error: the output cannot be written ({error.strerror})")
-    return _errors.FAILED

@@ -43,7 +43,7 @@ def ab(
     target: Annotated[Path | None, typer.Option(help="Generate: checkpoint. [default: the demo pair]")] = None,
     draft: Annotated[Path | None, typer.Option(help="Generate: its draft. [default: the demo pair's]")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Generate: new tokens.")] = 64,
-    out: Annotated[Path | None, typer.Option(help="Also write the JSON document here.")] = None,
+    out: Annotated[Path | None, _out.new_file("Also write the JSON document here.")] = None,
     as_json: _out.Json = False,
 ) -> None:
     """Paired A/B run with a verdict only where there is one. Exit code 1 if the arms differ in more or it is traced."""
@@ -60,12 +60,11 @@ def ab(
     _out.note(f"declared order: {' '.join(order)}")
     with _out.progress("sample", len(order)) as step:
         document = work.run(experiment, repeats, step)
-    if out is not None:
-        out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     if as_json:
         _out.document(document)
     else:
         print(work.describe(document))
+    _out.save(out, json.dumps(document, indent=1) + "\n")
     if document["judgement"] is None:
         raise typer.Exit(FAILED)
 

@@ -21,7 +21,7 @@ def bench(
     head_dim: Annotated[str, typer.Option(help="head_dims, comma-separated.")] = "128,256",
     rounds: Annotated[int, typer.Option(min=4, help="Times each route is timed per shape.")] = 30,
     no_check: Annotated[bool, typer.Option("--no-check", help="Skip the float64 oracle.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Also write the JSON document here.")] = None,
+    out: Annotated[Path | None, _out.new_file("Also write the JSON document here.")] = None,
     as_json: _out.Json = False,
 ) -> None:
     """Time every route on the device: cold L2, median and quartiles, ratio to the established route, worst error."""
@@ -42,14 +42,13 @@ def bench(
     document = kernels.provenance(on)
     with _out.progress("shape", len(shapes)) as step:
         document["rows"] = kernels.table(on, shapes, rounds, not no_check, step)
-    if out is not None:
-        out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     if as_json:
         _out.document(document)
     else:
         driver = document.get("driver") or document["driver_api"]
         print(f"{document['name']}, driver {driver}, {document['compiler']}, {document['date']}")
         print("\n".join(kernels.describe(row) for row in document["rows"]))
+    _out.save(out, json.dumps(document, indent=1) + "\n")
 
 
 def numbers(name: str, text: str) -> tuple[int, ...]:

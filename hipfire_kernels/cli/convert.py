@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def convert(
     source: Annotated[Path, typer.Argument(help="Folder of a Qwen3.5 checkpoint or of a DFlash draft.")],
-    out: Annotated[Path, typer.Argument(help="The container to write: NAME.hfq or NAME.mq4.")],
+    out: Annotated[Path, _out.new_file_argument("The container to write: NAME.hfq or NAME.mq4.")],
     wanted: Annotated[
         str,
         _choices.option(("mq4", "q8", "f16", "f32"), "--format", help="Of the matrices: mq4 4.25 bits, q8 8.5 bits."),

@@ -56,8 +56,9 @@ def diff(
 
     on = runtime.device(device)
     first = a.partition("@")[0]
-    sides = [_side(text, arch, on) for text in (a, first + b if b.startswith("@") else b)]
-    times, why_not = _times(sides, on)
+    with _out.compiling():
+        sides = [_side(text, arch, on) for text in (a, first + b if b.startswith("@") else b)]
+        times, why_not = _times(sides, on)
     changes = _changes(sides)
     text = _source(sides, arch)
     if as_json:

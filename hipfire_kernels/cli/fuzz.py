@@ -45,7 +45,7 @@ def fuzz(
     work: Annotated[int | None, typer.Option(min=1, help="Most rows x heads x keys x head_dim of a case.")] = None,
     failures: Annotated[int, typer.Option(min=1, help="Stop after so many failures.")] = 20,
     ledger: Annotated[Path | None, typer.Option(help="Known cases, run first. [default: those that ship]")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for failing cases.")] = Path("fuzz-failures"),
+    out: Annotated[Path, _out.new_folder("Folder for failing cases.")] = Path("fuzz-failures"),
     merge: Annotated[list[Path] | None, typer.Option(help="Add up JSON results of shards; runs nothing.")] = None,
     as_json: _out.Json = False,
 ) -> None:
@@ -84,8 +84,19 @@ def fuzz(
         "shard": "all" if ray else shard,
         "device": device,
     }
-    files = campaign.write_failures(campaign.failures_of(result), out) if result["failures"] else []
+    files = _written(result, out)
     _report({**about, **result}, files, as_json)
+
+
+def _written(result: dict[str, Any], folder: Path) -> list[Path]:
+    """The files of the failing cases; none, and a word about it, where they cannot be written: they are printed too."""
+    from hipfire_kernels.testing import campaign
+
+    try:
+        return campaign.write_failures(campaign.failures_of(result), folder) if result["failures"] else []
+    except OSError as error:
+        _out.note(f"error: {folder} takes no failing cases ({error.strerror})")
+        return []
 
 
 def _run_on_ray(settings: Settings, known: list[FuzzCase]) -> dict[str, Any]:

@@ -32,7 +32,8 @@ def isa(
     """
     from hipfire_kernels.inspecting.isa import listing
 
-    listed = listing(_select.one(name, param or []), arch, toolchain)
+    with _out.compiling():
+        listed = listing(_select.one(name, param or []), arch, toolchain)
     if as_json:
         _out.document(_document(listed, with_code=not counts))
         return

@@ -62,7 +62,8 @@ def parity(
     """Hold variants against the float64 oracle. Exit code 1 if one fails."""
     chosen = _select.many(variants or [], everything=everything)
     on = _device(device, thread_order)
-    reports = _survey_all(chosen, on, _QUICK if quick else {})
+    with _out.compiling():
+        reports = _survey_all(chosen, on, _QUICK if quick else {})
     if as_json:
         _out.document({"device": on.name, "variants": [r.as_dict() for r in reports]})
     else:

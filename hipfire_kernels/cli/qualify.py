@@ -33,7 +33,7 @@ def qualify(
     heads: Annotated[
         str | None, typer.Option(help="Query/KV heads; split routes open for their ratio. [default: 24/4; host: 6/1]")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="[default: ARCH.json in the user's evidence folder]")] = None,
+    out: Annotated[Path | None, _out.new_file("[default: ARCH.json in the user's evidence folder]")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the steps; measure and write nothing.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer cases, contexts and rounds.")] = False,
     as_json: _out.Json = False,

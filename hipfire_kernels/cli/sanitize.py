@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from hipfire_kernels.cli import _choices, _select
+from hipfire_kernels.cli import _choices, _out, _select
 
 
 def sanitize(
@@ -25,14 +25,13 @@ def sanitize(
     ] = "undefined",
     count: Annotated[int, typer.Option(min=0, help="Drawn cases, behind the known ones.")] = 500,
     seed: Annotated[int, typer.Option(min=0, help="Of the drawn cases.")] = 0,
-    out: Annotated[Path, typer.Option(help="Folder for failing cases.")] = Path("fuzz-failures"),
+    out: Annotated[Path, _out.new_folder("Folder for failing cases.")] = Path("fuzz-failures"),
 ) -> None:
     """Run the cases of `hfk fuzz` on kernels compiled with a sanitizer. Exit code 1 if it finds something.
 
     The same as `hfk fuzz --device host+KIND`, in processes started as the sanitizer needs it.
     """
     from hipfire_kernels.archs import arch
-    from hipfire_kernels.building import scratch
     from hipfire_kernels.building.toolchains import sanitized
 
     _select.many(variants or [], everything=everything)  # a wrong name is said here
@@ -40,7 +39,5 @@ def sanitize(
     names = ["--all"] if everything else list(variants or [])
     command = [sys.executable, "-m", "hipfire_kernels.cli", "fuzz", *names, "--device", f"host+{kind}"]
     command += ["--count", str(count), "--seed", str(seed), "--out", str(out)]
-    # A process that the sanitizer ends leaves its kernels' files behind.
-    with scratch.folder(what="what a sanitizer leaves behind") as folder:
-        done = subprocess.run(command, env={**os.environ, **more, "TMPDIR": str(folder)})
+    done = subprocess.run(command, env={**os.environ, **more})
     raise typer.Exit(done.returncode)

@@ -36,7 +36,7 @@ def tune(
     ctx: Annotated[
         str | None, typer.Option(help="Contexts. [default: 2048,4096,20672,32768,131072; host: 512,1024]")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="[default: ARCH.json in the user's tuning folder]")] = None,
+    out: Annotated[Path | None, _out.new_file("[default: ARCH.json in the user's tuning folder]")] = None,
     as_json: _out.Json = False,
 ) -> None:
     """Time row groups and splits of the kernels that have a choice, beside their defaults, and store the winners.

@@ -11,6 +11,7 @@ from typing import Any
 from hipfire_kernels import families
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.building.builder import Artifact
+from hipfire_kernels.building import scratch
 from hipfire_kernels.building.processes import cpu_limit, end_descendants
 from hipfire_kernels.checking.parity import Case, Result
 from hipfire_kernels.errors import DeviceError, HipfireError
@@ -84,9 +85,11 @@ class Checker:
             return f"crashes, {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
 
     def _replace(self) -> None:
-        end_descendants(self._process.pid)
+        pid = self._process.pid or 0
+        below = end_descendants(pid)
         self._process.kill()
         self._process.join()
+        scratch.discard({pid, *below})
         self._pipe.close()
         self._start()
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from typing import Any
 
+from hipfire_kernels.building import scratch
 from hipfire_kernels.building.processes import end_descendants
 from hipfire_kernels.errors import DeviceError, ToolchainUnavailable
 from hipfire_kernels.testing.case import FuzzCase, variant_of
@@ -146,7 +147,6 @@ class Child:
         """End the process from another thread than the one that runs cases; none is started any more."""
         self._abandoned = True
         if (process := self._process) is not None:
-            end_descendants(process.pid)
             process.kill()
 
     def close(self) -> None:
@@ -154,9 +154,10 @@ class Child:
         process, self._process = self._process, None
         if process is None:
             return
-        end_descendants(process.pid)
+        below = end_descendants(process.pid)
         process.kill()
         process.wait()
+        scratch.discard({process.pid, *below})
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):

@@ -174,8 +174,9 @@ class HostDevice(OfThisProcess):
 
     def _mapped(self, artifact: Artifact, place: Path) -> Any:
         """The shared object, through a temporary file in a folder, which is removed once it is mapped."""
+        own = scratch.prefix(os.getpid())
         with contextlib.ExitStack() as files:
-            file = files.enter_context(tempfile.NamedTemporaryFile(suffix=".so", dir=place))
+            file = files.enter_context(tempfile.NamedTemporaryFile(prefix=own, suffix=".so", dir=place))
             file.write(artifact.code)
             file.flush()
             shared_object = _FFI.dlopen(file.name)
