@@ -1,4 +1,4 @@
-"""How `hfk` ends: by Ctrl-C at once and with all that it started, and without a traceback where nobody takes its output.
+"""How `hfk` ends: by Ctrl-C at once, with all that it started; without a traceback where nobody takes its output.
 
 Nothing here depends on the clock: a busy machine only makes it take longer.
 """
@@ -6,6 +6,7 @@ Nothing here depends on the clock: a busy machine only makes it take longer.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -17,7 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.building.processes import descendants
+from hipfire_kernels.cli import _ending, app
 
 WORKING_S = 0.7
 """CPU seconds after which a command is at its work."""
@@ -55,6 +58,11 @@ def marked(mark: str) -> list[str]:
     return found
 
 
+def listening() -> None:
+    """A shell that starts something in the background has it ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Command:
     """A running `hfk`, with folders of its own."""
 
@@ -68,7 +76,8 @@ class Command:
             env={**os.environ, "TMPDIR": str(self.scratch), "HK_MARK": self.mark, **(env or {})},
             stdout=subprocess.DEVNULL,
             stderr=self.error,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell may have it ignored
+            start_new_session=True,
+            preexec_fn=listening,
         )
 
     def cpu(self) -> float:
@@ -80,12 +89,13 @@ class Command:
         self.error.seek(0)
         return self.error.read()
 
-    def end(self, number: int = signal.SIGINT) -> tuple[int, float]:
-        """Once it is at work, send it a signal. Its exit code, and the CPU seconds that it had from then on."""
+    def end(self, number: int = signal.SIGINT, *, alone: bool = False) -> tuple[int, float]:
+        """Once it is at work, send it a signal, and as a terminal does what it has started too, but for processes with
+        a session of their own. Its exit code, and the CPU seconds that it had from then on."""
         until(lambda: self.cpu() > WORKING_S or self.process.poll() is not None)
         assert self.process.poll() is None, self.said()
         before = cpu(self.process.pid)
-        self.process.send_signal(number)
+        (os.kill if alone else os.killpg)(self.process.pid, number)
         _, status, used = os.wait4(self.process.pid, 0)
         self.process.returncode = os.waitstatus_to_exitcode(status)
         return self.process.returncode, used.ru_utime + used.ru_stime - before
@@ -114,12 +124,139 @@ def test_ctrl_c_ends_it(name: str, tmp_path: Path) -> None:
     case = '{"variant": "attention_flash_q8_0_tile_batched_d8", "rows": 32, "ctx": 8192, "head_dim": 256, "group": 6}\n'
     (tmp_path / "cases.jsonl").write_text(1000 * case)
     command = Command(tmp_path, name, *LONG[name].split(), env={"HIPFIRE_CACHE_DIR": str(tmp_path / "cache")})
-    t = time.time()
     code, spent = command.end()
-    print(name, code, round(spent, 2), "wall", round(time.time() - t, 2), command.said()[-300:])
-    assert code == 128 + signal.SIGINT
+    assert code == 128 + signal.SIGINT, command.said()
     assert "Traceback" not in command.said()
     assert command.said().endswith("interrupted\n")
     assert marked(command.mark) == []
     assert list(command.scratch.iterdir()) == []
     assert spent < 2 * (os.cpu_count() or 1)
+
+
+@pytest.mark.parametrize("name", ["fuzz", "sanitize", "ab"])
+def test_a_signal_to_it_alone_ends_what_it_started(name: str, tmp_path: Path) -> None:
+    """Which the system does not send it to, as it does with Ctrl-C."""
+    command = Command(tmp_path, name, *LONG[name].split(), env={"HIPFIRE_CACHE_DIR": str(tmp_path / "cache")})
+    code, _ = command.end(signal.SIGTERM, alone=True)
+    assert code == 128 + signal.SIGTERM
+    assert "Traceback" not in command.said()
+    assert marked(command.mark) == []
+    assert list(command.scratch.iterdir()) == []
+
+
+def test_every_command_is_known_here() -> None:
+    names = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    assert names - set(LONG) == {"bench", "convert", "doctor", "explain", "isa", "list", "render", "report"}
+
+
+DEAF = """
+import threading
+import time
+from hipfire_kernels.cli import _ending
+
+def command():
+    threading.Thread(target=time.sleep, args=(3600,)).start()
+    print("ready", flush=True)
+    while True:
+        try:
+            time.sleep(3600)
+        except KeyboardInterrupt:
+            print("heard", flush=True)
+
+_ending.run(command)
+"""
+
+
+def test_one_that_does_not_get_to_its_end_is_ended() -> None:
+    """What sits in a computation does not see the exception; the clock of another thread runs."""
+    assert _ending.GRACE_S < 2
+    running = subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE, text=True, preexec_fn=listening)
+    assert running.stdout is not None
+    assert running.stdout.readline() == "ready\n"
+    running.send_signal(signal.SIGINT)
+    assert running.communicate(timeout=PATIENCE_S)[0] == "heard\n"
+    assert running.returncode == 128 + signal.SIGINT
+
+
+def test_a_signal_that_is_ignored_stays_so() -> None:
+    """As of what runs behind `nohup`."""
+    code = """
+import signal
+from hipfire_kernels.cli import _ending
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+_ending.run(lambda: signal.raise_signal(signal.SIGHUP))
+"""
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+# ---- output ---------------------------------------------------------------------------------------------------------
+
+SHORT = [
+    "--help",
+    "list",
+    "list --json",
+    "explain --arch gfx1100",
+    "cache",
+    "nonsense",
+    "explain --arch nothing --json",
+]
+CODES = {"nonsense": 2, "explain --arch nothing --json": 2}
+
+
+def hfk(line: str, redirections: str) -> subprocess.CompletedProcess[str]:
+    """Run a command under a shell; its exit code is the last line of `stdout`."""
+    shell = f'{{ "$0" -m hipfire_kernels.cli {line} {redirections}; echo $? >&3; }} 3>&1'
+    return subprocess.run(["sh", "-c", shell, sys.executable], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("line", SHORT)
+@pytest.mark.parametrize(
+    ("redirections", "code", "says"),
+    [
+        (">/dev/full", 1, "error: the output cannot be written (No space left on device)"),
+        ("| exec sh -c 'exec <&-; sleep 0'", None, ""),
+        (">&-", 0, ""),
+        (">/dev/null 2>/dev/full", 0, ""),
+        (">/dev/null 2>&-", 0, ""),
+    ],
+    ids=["full", "pipe", "closed", "full stderr", "closed stderr"],
+)
+def test_output_that_nobody_takes(line: str, redirections: str, code: int | None, says: str) -> None:
+    done = hfk(line, redirections)
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    if line == "nonsense":  # its only words are on stderr
+        code, says = code if code is None else 2, ""
+    elif code == 0:
+        code = CODES.get(line, 0)
+    assert says in done.stderr
+    if code is not None:
+        assert done.stdout.split()[-1] == str(code), done.stderr
+
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    """More than a pipe holds, so that the write itself fails."""
+    entry = "attention_verify_mma_q8_r16_g6_d8"
+    command = [sys.executable, "-m", "hipfire_kernels.cli", "render", entry, "--arch", "gfx1100"]
+    running = subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert running.stdout is not None
+    assert running.stderr is not None
+    running.stdout.read(1)
+    running.stdout.close()
+    assert running.stderr.read() == ""
+    assert running.wait() == 128 + signal.SIGPIPE
+
+
+def test_an_error_of_the_system_is_a_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*args: object) -> None:
+        raise PermissionError(13, "Permission denied", "/some/file")
+
+    monkeypatch.setattr(Variant, "source", refused)
+    with pytest.raises(SystemExit) as ended:
+        app(["render", "attention_flash_q8_0_rows8_d8", "--arch", "gfx1100", "--json"])
+    seen = capsys.readouterr()
+    assert ended.value.code == 1
+    assert seen.err == "error: /some/file: Permission denied\n"
+    assert json.loads(seen.out)["error"] == {"kind": "PermissionError", "message": "/some/file: Permission denied"}

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import timeit
 from collections.abc import Iterator
 from pathlib import Path
@@ -320,7 +321,7 @@ def test_a_folder_that_is_a_file_is_named(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_decision_on_measured_evidence_is_fast(folder: Path) -> None:
     put(folder, record())
     ask()
-    assert min(timeit.repeat(ask, number=50, repeat=5)) / 50 < 200e-6
+    assert min(timeit.repeat(ask, timer=time.thread_time, number=50, repeat=5)) / 50 < 200e-6  # of CPU time
 
 
 def test_importing_dispatch_reads_and_renders_nothing() -> None:

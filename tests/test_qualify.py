@@ -321,7 +321,7 @@ def test_the_command_says_how_to_go_on(
     monkeypatch.setattr(work, "_run", stopped)
     code, _, err = hfk(capsys, *arguments)
     assert code == 130
-    assert "interrupted; what is finished is kept, run it again to go on" in err
+    assert err.endswith("what is finished is kept, run it again to go on\ninterrupted\n")
     code, out, _ = hfk(capsys, *arguments, "--dry-run", "--json")
     assert [s["finished"] for s in json.loads(out)["steps"]] == [True, True, False, False, False, False]
 
@@ -351,7 +351,7 @@ def test_without_a_gpu_auto_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--route", "rows16"], "route 'rows16' is not known"),
+        (["--route", "rows16"], "--route is 'rows16'; did you mean rows8? legal: "),
         (["--route", "tile_batched"], "route tile_batched needs no evidence; those that do: "),
         (["--route", "rows8", "--head-dim", "64"], "route rows8 has no kernel for head_dim 64 with 2/1 heads"),
         (["--route", "verify_gqa", "--heads", "9/1"], "route verify_gqa has no kernel for head_dim 128, 256 with 9/1"),

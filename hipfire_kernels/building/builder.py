@@ -16,7 +16,6 @@ from hipfire_kernels.building.resources import FIELDS, Resources, read_resources
 from hipfire_kernels.building.toolchains import Toolchain
 from hipfire_kernels.building.toolchains.registry import choose
 
-
 log = logging.getLogger(__name__)
 """Says on the level of information what is compiled, while it is."""
 

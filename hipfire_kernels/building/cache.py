@@ -287,8 +287,8 @@ class ArtifactCache:
             if error.errno in _NO_LOCKS:
                 self._warn(
                     "locks",
-                    f"the file system of {self.path} has no locks ({error.strerror}); processes that start together may "
-                    "each compile the same kernel",
+                    f"the file system of {self.path} has no locks ({error.strerror}); processes that start together "
+                    "may each compile the same kernel",
                 )
             else:
                 self._degrade(error)

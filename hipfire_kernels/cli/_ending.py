@@ -30,8 +30,8 @@ INTERRUPTED = _KILLED + signal.SIGINT
 def run(command: Callable[[], Any]) -> None:
     """Run a command as a process of its own.
 
-    A signal is `KeyboardInterrupt` in the main thread, so that what is open is closed. What runs in other threads is not
-    waited for. Processes that it started end with it, and theirs.
+    A signal is `KeyboardInterrupt` in the main thread, so that what is open is closed. What runs in other threads is
+    not waited for. Processes that it started end with it, and theirs.
     """
     _open_standard_files()
     adopt_orphans()
@@ -133,7 +133,7 @@ def _open_standard_files() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)
     for name, number, kind in (("stdout", 1, _Stdout), ("stderr", 2, _Stderr)):
-        there: io.TextIOWrapper = getattr(sys, name) or open(number, "w", closefd=False)
+        there: io.TextIOWrapper = getattr(sys, name) or os.fdopen(number, "w", closefd=False)
         encoding, errors, by_line = there.encoding, there.errors, there.line_buffering
         setattr(sys, name, kind(there.detach(), encoding=encoding, errors=errors, line_buffering=by_line))
 

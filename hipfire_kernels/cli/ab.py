@@ -28,9 +28,7 @@ def ab(
             help="One switch (unset: not set), kv_format, block_size, device or route, with its two values.",
         ),
     ] = None,
-    device: Annotated[
-        str, _choices.option(_choices.devices, metavar="DEVICE", help="host, cuda:N, hip:N.")
-    ] = "host",
+    device: Annotated[str, _choices.option(_choices.devices, metavar="DEVICE", help="host, cuda:N, hip:N.")] = "host",
     repeats: Annotated[int, typer.Option(help="Of off,on,on,off,off,on; even, at least 4.")] = 6,
     ctx: Annotated[
         int | None, typer.Option(help="Kernel: keys [default: 4096]. Generate: repeat the prompt to so many tokens.")

@@ -25,7 +25,7 @@ def summary(context: typer.Context, as_json: _out.Json = False) -> None:
     if as_json:
         _out.document({"path": str(cache.path), "kernels": count, "bytes": size})
     else:
-        print(f"{count} kernels, {size / 1e6:.1f} MB in {cache.path}; `hfk cache --help` has what can be done with them")
+        print(f"{count} kernels, {size / 1e6:.1f} MB in {cache.path}; `hfk cache --help` says what can be done")
 
 
 @app.command("ls")

@@ -264,7 +264,6 @@ def _check(
     """Refuse, before anything large is read, what `Engine.stream` would refuse."""
     from hipfire_kernels.model.config import read_target_config
     from hipfire_kernels.model.conversation import Requests
-    from hipfire_kernels.model.loop import Generation
     from hipfire_kernels.model.request import Limits, Request
 
     class Checked(Requests):

@@ -91,9 +91,7 @@ def build(
     everything: _select.All = False,
     arch: Annotated[
         str,
-        _choices.option(
-            _choices.archs_or_all, listed=True, metavar="ARCH,...", help="The archs to build for, or all."
-        ),
+        _choices.option(_choices.archs_or_all, listed=True, metavar="ARCH,...", help="The archs to build for, or all."),
     ],
     toolchain: Annotated[
         str | None,

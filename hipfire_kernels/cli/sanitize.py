@@ -26,6 +26,7 @@ def sanitize(
     count: Annotated[int, typer.Option(min=0, help="Drawn cases, behind the known ones.")] = 500,
     seed: Annotated[int, typer.Option(min=0, help="Of the drawn cases.")] = 0,
     out: Annotated[Path, _out.new_folder("Folder for failing cases.")] = Path("fuzz-failures"),
+    as_json: _out.Json = False,
 ) -> None:
     """Run the cases of `hfk fuzz` on kernels compiled with a sanitizer. Exit code 1 if it finds something.
 
@@ -38,6 +39,6 @@ def sanitize(
     more = sanitized.environment(arch("host")) if kind == sanitized.ADDRESS else {}
     names = ["--all"] if everything else list(variants or [])
     command = [sys.executable, "-m", "hipfire_kernels.cli", "fuzz", *names, "--device", f"host+{kind}"]
-    command += ["--count", str(count), "--seed", str(seed), "--out", str(out)]
+    command += ["--count", str(count), "--seed", str(seed), "--out", str(out), *(["--json"] if as_json else [])]
     done = subprocess.run(command, env={**os.environ, **more})
     raise typer.Exit(done.returncode)

@@ -147,7 +147,8 @@ class Watch:
             runs = {v: threads.submit(self._check, v) for v in found.checked}
             keys = [(v, a) for v in found.checked for a in self.archs if a != "host"]
             builds = {key: threads.submit(self._changes, key) for key in keys}
-            wait([*runs.values(), *builds.values()])
+            wait(runs.values())
+            wait(builds.values())
         for key, changes in builds.items():
             with _noted(found, *key):
                 found.changes += [(*key, change) for change in changes.result()]

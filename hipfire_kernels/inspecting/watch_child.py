@@ -5,13 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import signal
 from collections.abc import Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 
 from hipfire_kernels import families
 from hipfire_kernels.authoring.family import Variant
-from hipfire_kernels.building.builder import Artifact
 from hipfire_kernels.building import scratch
+from hipfire_kernels.building.builder import Artifact
 from hipfire_kernels.building.processes import cpu_limit, end_descendants
 from hipfire_kernels.checking.parity import Case, Result
 from hipfire_kernels.errors import DeviceError, HipfireError
@@ -40,6 +41,7 @@ class Checker:
         spawning = multiprocessing.get_context("spawn")  # a fork would have the threads of this process half
         self._pipe, theirs = spawning.Pipe()
         self._process = spawning.Process(target=_serve, args=(theirs,), daemon=True)
+        resource_tracker.ensure_running()  # which it would do below, and unblock signals
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # it has this too: Ctrl-C is for the parent
         try:
             self._process.start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.running.attention import reducer
 from hipfire_kernels.running.binding import kernel
-from hipfire_kernels.running.devices import Device
+from hipfire_kernels.running.devices.protocol import Device
 
 
 def prepare(variant: Variant, device: Device) -> None:

@@ -18,7 +18,6 @@ from hipfire_kernels.errors import DeviceError, ToolchainUnavailable
 from hipfire_kernels.testing.case import FuzzCase, variant_of
 from hipfire_kernels.testing.checking import Finding
 
-
 PATIENCE = 10
 """Seconds for each CPU second that a case may take, on a machine with much else to do. Only what sleeps needs them."""
 
