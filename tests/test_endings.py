@@ -156,12 +156,12 @@ from hipfire_kernels.cli import _ending
 
 def command():
     threading.Thread(target=time.sleep, args=(3600,)).start()
-    print("ready", flush=True)
-    while True:
-        try:
-            time.sleep(3600)
-        except KeyboardInterrupt:
-            print("heard", flush=True)
+    try:
+        print("ready", flush=True)
+        time.sleep(3600)
+    except KeyboardInterrupt:
+        print("heard", flush=True)
+    time.sleep(3600)
 
 _ending.run(command)
 """
