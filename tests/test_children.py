@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import resource
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -25,21 +28,15 @@ from hipfire_kernels.testing.children import Child
 
 D1 = families()["attention_flash_q8_0_tile_batched"].variant(head_dim=32, mask="causal")
 CASE = FuzzCase(D1.entry, ctx=5)
+LONG = FuzzCase(D1.entry, rows=8, ctx=2048, n_kv_heads=2, group=6)
+"""One that is not over at once."""
 
 
-@contextmanager
-def stopped(pid: int, seconds: float | None) -> Iterator[None]:
-    """A process that gets nothing of the machine for some time, or ever."""
-    import os
-
+def stop(pid: int, seconds: float | None) -> None:
+    """Let a process have nothing of the machine, for some time or for ever."""
     os.kill(pid, signal.SIGSTOP)
-    timer = threading.Timer(seconds or 0, os.kill, (pid, signal.SIGCONT))
     if seconds is not None:
-        timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+        threading.Timer(seconds, os.kill, (pid, signal.SIGCONT)).start()
 
 
 @pytest.fixture
@@ -56,21 +53,34 @@ def process_of(child: Child) -> int:
     return child._process.pid
 
 
-def test_a_busy_machine_is_no_hang(child: Child) -> None:
-    with stopped(process_of(child), 1.5):
-        found = child.run(CASE)
+@pytest.mark.parametrize("at", ["build", "run"])
+def test_a_busy_machine_is_no_hang(at: str, child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop_at(at, 1.5, monkeypatch)
+    found = child.run(LONG)
     assert found.ok, found.describe()
 
 
-def test_one_that_waits_for_ever_is_a_hang(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(children, "PATIENCE", 0.5)
-    monkeypatch.setattr(children, "BUILD_S", 0.5)
+@pytest.mark.parametrize("at", ["build", "run"])
+def test_one_that_waits_for_ever_is_a_hang(at: str, child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
     first = process_of(child)
-    with stopped(first, None):
-        assert child.run(CASE).fault == "hangs: no answer within 0.5 s"
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(children, "PATIENCE" if at == "run" else "BUILD_S", 0.5)
+        stop_at(at, None, patch)
+        assert child.run(LONG).fault == "hangs: no answer within 0.5 s"
     assert child.run(CASE).ok
     assert process_of(child) != first
+
+
+def stop_at(at: str, seconds: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stop the process that the next case is given to: before it looks at its kernels, or once it runs the case."""
+    plain, answers = Child._read, itertools.count()
+
+    def read(self: Child, process: Any, limit_s: float) -> Any:
+        if next(answers) == (at == "run"):
+            stop(process.pid, seconds)
+        return plain(self, process, limit_s)
+
+    monkeypatch.setattr(Child, "_read", read)
 
 
 def test_only_the_run_of_a_case_is_limited(monkeypatch: pytest.MonkeyPatch, host: HostDevice) -> None:
@@ -114,9 +124,6 @@ for wanted in (20, 100):
         print(resource.getrlimit(resource.RLIMIT_CPU)[0])
 print(resource.getrlimit(resource.RLIMIT_CPU)[0])
 """
-    import subprocess
-    import sys
-
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() in (["21", "50", "50"], ["22", "50", "50"])
 
@@ -166,18 +173,28 @@ def checker(host: HostDevice) -> Iterator[watch_child.Checker]:
     running._process.kill()
 
 
+@pytest.mark.parametrize("at", ["build", "run"])
 def test_a_busy_machine_is_no_hang_of_a_watched_kernel(
-    checker: watch_child.Checker, monkeypatch: pytest.MonkeyPatch
+    at: str, checker: watch_child.Checker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    artifact, case = build(D1, "host"), Case(8, 2048, 12, 2, 32)
+    plain, answers = watch_child.Checker._answer, itertools.count()
+    seconds: list[float | None] = [1.5, None]
+
+    def answer(self: watch_child.Checker, limit_s: float) -> Any:
+        if next(answers) == (at == "run"):
+            stop(self._process.pid or 0, seconds.pop(0))
+        return plain(self, limit_s)
+
     monkeypatch.setattr(watch_child, "LIMIT_S", 1.0)
-    artifact, case = build(D1, "host"), Case(1, 5, 2, 2, 32)
     assert checker.run(D1, artifact, [case])[0].ok
-    with stopped(checker._process.pid or 0, 1.5):
+    with monkeypatch.context() as patch:
+        patch.setattr(watch_child.Checker, "_answer", answer)
         assert checker.run(D1, artifact, [case])[0].ok
-    monkeypatch.setattr(watch_child, "BUILD_S", 0.5)
-    with stopped(checker._process.pid or 0, None), pytest.raises(DeviceError, match=r"hangs, no answer within 0\.5 s"):
-        checker.run(D1, artifact, [case])
-    monkeypatch.undo()
+        answers = itertools.count()
+        patch.setattr(watch_child, "WALL_S" if at == "run" else "BUILD_S", 0.5)
+        with pytest.raises(DeviceError, match=r"hangs, no answer within 0\.5 s"):
+            checker.run(D1, artifact, [case])
     assert checker.run(D1, artifact, [case])[0].ok
 
 
