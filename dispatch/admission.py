@@ -153,5 +153,6 @@ def _evaluate(
         opens = evidence_records.check(record, row.name, policy.evidence)
         found.append(opens)
         record = record if opens.ok else None
+    crossover = record.crossover.ctx if record and record.crossover else None
     by_itself = () if insisted else row.auto_checks(request, policy)
-    return (*found, *row.policy_checks(request, policy, record), *by_itself)
+    return (*found, *row.policy_checks(request, policy, crossover), *by_itself)

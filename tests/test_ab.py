@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from hipfire_kernels.bench import ab, ab_arms, pinned
+from hipfire_kernels.bench import ab, ab_arms, ab_card, pinned
 from hipfire_kernels.bench.ab_arms import GenerateArms, KernelArms, Request, request
 from hipfire_kernels.bench.kernels import Shape
 from hipfire_kernels.bench.pairs import ANCHOR, OFF, ON
@@ -278,14 +278,14 @@ def test_the_runs_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ab, "run", run)
     said: list[str] = []
-    found = ab.on_card("host", step=said.append)
+    found = ab_card.on_card("host", step=said.append)
     assert [e.mode for e in made] == sorted((e.mode for e in made), key=["kernel", "generate"].index)
     assert found[0] == {"kind": "ab", "schema": 1, "variable": "kernel=tile_batched,rows8", "refused": "no such card"}
     assert len(said) == len(found)
     assert {"route", "HIPFIRE_VERIFY_GRAPH"} <= {d["variable"] for d in found}
     longest = max(len(e._request.prompt) for e in made if e.mode == "generate")
     assert longest >= 4096 + 256, "the routes differ from there on"
-    assert [d["variable"] for d in ab.on_card("host", ["graph"], step=said.append)] == ["HIPFIRE_VERIFY_GRAPH"]
+    assert [d["variable"] for d in ab_card.on_card("host", ["graph"], step=said.append)] == ["HIPFIRE_VERIFY_GRAPH"]
 
 
 # ---- what a run is bound to -----------------------------------------------------------------------------------------
