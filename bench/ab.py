@@ -31,7 +31,7 @@ REPEATS = 6
 LIMIT_S = 900
 """Seconds after which a sample is taken for hung."""
 
-_SAME = ("code", "environment", "machine")
+_SAME = ("code", "records", "environment", "machine")
 _START = "import sys; sys.path[:] = sys.argv[1:]; from hipfire_kernels.bench import _ab_child; _ab_child.main()"
 """The child finds its modules where this process does, whatever the working folder holds."""
 
@@ -172,10 +172,11 @@ def _changed(taken: Sequence[tuple[str, Sample]]) -> str:
 
 
 def _difference(first: Sample, last: Sample, name: str) -> str:
-    if not isinstance(first[name], dict):
-        return f"{str(first[name])[:12]} and {str(last[name])[:12]}"
-    changed = [key for key in first[name] if first[name][key] != last[name].get(key)]
-    return ", ".join(f"{key}: {first[name][key]!r} and {last[name].get(key)!r}" for key in changed)
+    before, now = first[name], last[name]
+    if not (isinstance(before, dict) and isinstance(now, dict)):
+        return f"{str(before)[:12]} and {str(now)[:12]}"
+    changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    return ", ".join(f"{key}: {before.get(key)!r} and {now.get(key)!r}" for key in changed)
 
 
 def _numbers(experiment: Experiment, taken: Sequence[tuple[str, Sample]]) -> dict[str, Any]:

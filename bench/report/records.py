@@ -8,7 +8,7 @@ from typing import Any
 
 from hipfire_kernels.bench.report.parts import Cell, Section, Table, grouped, number
 from hipfire_kernels.bench.report.results import Document
-from hipfire_kernels.building.resources import LABELS, Resources, diff
+from hipfire_kernels.building.resources import IN_MEMORY, LABELS, Resources, diff
 from hipfire_kernels.dispatch.evidence import status
 from hipfire_kernels.dispatch.record import Evidence
 
@@ -85,8 +85,7 @@ def _resource_row(kernel: Mapping[str, Any], before: Mapping[tuple[str, str], An
         row.append(_changes(before.get((kernel["entry"], kernel["arch"])), taken))
     for name in LABELS:
         cell = number(taken[name], "d")
-        in_memory = name in ("vgpr_spills", "sgpr_spills", "scratch_bytes") and taken[name]
-        row.append(Cell(cell.text, cell.by, "bad") if in_memory else cell)
+        row.append(Cell(cell.text, cell.by, "bad") if name in IN_MEMORY and taken[name] else cell)
     return row
 
 
