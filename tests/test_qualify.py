@@ -173,7 +173,7 @@ def test_every_kernel_that_a_route_may_launch_is_built(monkeypatch: pytest.Monke
     for name in ("verify_gqa", "dflash_n64"):
         (target,) = work.targets("host", (name,), (128,), TINY)
         built.clear()
-        assert measure.resources(target.kernels(), device("host")) == {"fault": ""}
+        assert work._run(work.Step("resources", target), Track(device("host"), TINY)) == {"fault": ""}
         assert built == [v.entry for v in target.kernels()]
         assert any("reduce" in entry for entry in built)
 
@@ -192,7 +192,7 @@ def test_every_kernel_that_a_route_may_choose_is_held(
 
     monkeypatch.setattr(measure, "check", check)
     (target,) = work.targets("host", (name,), (128,), TINY)
-    found = measure.parity((target.variant, *target.others), device("host"), TINY)
+    found = work._run(work.Step("parity", target), Track(device("host"), TINY))
     assert set(held) == set(itertools.product(*params.values()))
     assert {len(cases) for cases in held.values()} == {TINY.parity_cases}
     assert found["cases"] == len(held) * TINY.parity_cases
