@@ -19,8 +19,8 @@ from hipfire_kernels import families
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.errors import InputError
 from hipfire_kernels.layout import TILE
-from hipfire_kernels.running.devices import Device
 from hipfire_kernels.running.devices.host import HostDevice
+from hipfire_kernels.running.devices.protocol import Device
 from hipfire_kernels.testing import (
     INVARIANTS,
     Arrangement,

@@ -29,7 +29,7 @@ from hipfire_kernels.checking.parity import Case
 from hipfire_kernels.dispatch import evidence, tuning
 from hipfire_kernels.dispatch.record import dump, load, record_key
 from hipfire_kernels.errors import InputError
-from hipfire_kernels.running.devices import Device
+from hipfire_kernels.running.devices.protocol import Device
 
 # ---- compiled kernels -----------------------------------------------------------------------------------------------
 
