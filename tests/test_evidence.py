@@ -350,7 +350,17 @@ def test_the_route_that_was_measured_as_the_fastest_runs(
 
 @pytest.mark.parametrize(
     ("rows", "ctx", "ratio"),
-    [(16, 4096, 1.0), (16, 5000, 1.0), (16, 30000, 2.0), (8, 4096, 3.0), (11, 4096, 3.0), (12, 9e9, 2.0), (1, 1, 3.0)],
+    [
+        (16, 4096, 1.0),
+        (16, 5000, 1.0),
+        (16, 30000, 2.0),
+        (8, 4096, 3.0),
+        (11, 4096, 3.0),
+        (12, 9e9, 2.0),
+        (1, 1, 3.0),
+        (8, 32768, 3.0),  # of as many rows, although another has the context
+        (16, 15000, 2.0),  # half of 32,768, nearly four times 4,096
+    ],
 )
 def test_the_timing_that_counts_is_the_nearest(rows: int, ctx: int, ratio: float) -> None:
     """By rows first, then by context, both by ratio."""

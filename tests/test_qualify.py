@@ -115,6 +115,7 @@ def test_it_opens_the_routes_it_measured(
 def test_it_times_by_the_clock_on_the_host(folder: Path) -> None:
     (record,) = run(folder / "out.json")
     assert record.parity.ok
+    assert len(record.speed) == 4
     assert all(s.route_us and s.established_us and s.quartiles for s in record.speed)
     assert evidence.read_file(folder / "out.json") == (record,)
 
