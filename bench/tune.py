@@ -179,11 +179,11 @@ class Held:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._known: dict[tuple[Variant, int | None, int], str] = {}
+        self._known: dict[tuple[Variant, int | None, int, int], str] = {}
 
     def fault(self, variant: Variant, splits: int | None, rows: int, group: int) -> str:
         """What is wrong with a variant at a number of splits; empty when there is nothing."""
-        key = (variant, splits, rows)
+        key = (variant, splits, rows, group)
         if key not in self._known:
             try:
                 run = self._draft if variant.family.oracle == "draft" else self._verify

@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hipfire_kernels.building.resources import LABELS
+from hipfire_kernels.building.resources import IN_MEMORY, LABELS
 from hipfire_kernels.cli import _choices, _compare, _errors, _out, _select
 from hipfire_kernels.errors import RenderError, ToolchainError
 
 if TYPE_CHECKING:
     from hipfire_kernels.authoring.family import Variant
-
-SPILLS = ("vgpr_spills", "sgpr_spills", "scratch_bytes")
-"""What a kernel must not have."""
 
 
 def list_(as_json: _out.Json = False) -> None:
@@ -178,7 +175,7 @@ def _build_one(variant: Variant, arch: str, toolchain: str | None) -> dict[str, 
 
 def _in_memory(resources: dict[str, Any]) -> str:
     """The spills and the scratch of a kernel, in words; empty when there are none."""
-    return ", ".join(f"{name} {resources[name]}" for name in SPILLS if resources[name])
+    return ", ".join(f"{name} {resources[name]}" for name in IN_MEMORY if resources[name])
 
 
 def _print_built(built: list[dict[str, Any]], archs: list[str]) -> None:
