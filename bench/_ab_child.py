@@ -35,6 +35,7 @@ def main() -> None:
         found |= {
             "clocks": pinned.clocks(on.name),
             "code": pinned.code_digest(),
+            "records": pinned.records(job["but"]),
             "environment": pinned.environment(os.environ, job["but"]),
             "machine": pinned.device_facts(on),
             "traced": traced,
@@ -75,7 +76,6 @@ def _kernel(job: Found, on: Device) -> Found:
         "value": times.median,
         "spread": times.spread,
         "output": pinned.sha256(output.tobytes()),
-        "source": pinned.sha256(variant.source(on.arch.name).encode()),
     }
 
 

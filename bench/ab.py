@@ -3,20 +3,19 @@
 Every sample is a fresh process, in the order that `pairs` declares before the first one runs. What a sample ran on
 (code, environment, machine, inputs) must be the same in all of them, and what it produced the same in both arms, before
 any time is looked at; a run in which something differs, or which is traced, ends without a number. `ab_arms` has the
-two kinds of experiment.
+two kinds of experiment, `ab_card` the runs that are shown of a card.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
-import functools
 import json
 import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -32,7 +31,7 @@ REPEATS = 6
 LIMIT_S = 900
 """Seconds after which a sample is taken for hung."""
 
-_SAME = ("code", "environment", "machine")
+_SAME = ("code", "records", "environment", "machine")
 _START = "import sys; sys.path[:] = sys.argv[1:]; from hipfire_kernels.bench import _ab_child; _ab_child.main()"
 """The child finds its modules where this process does, whatever the working folder holds."""
 
@@ -173,10 +172,11 @@ def _changed(taken: Sequence[tuple[str, Sample]]) -> str:
 
 
 def _difference(first: Sample, last: Sample, name: str) -> str:
-    if not isinstance(first[name], dict):
-        return f"{str(first[name])[:12]} and {str(last[name])[:12]}"
-    changed = [key for key in first[name] if first[name][key] != last[name].get(key)]
-    return ", ".join(f"{key}: {first[name][key]!r} and {last[name].get(key)!r}" for key in changed)
+    before, now = first[name], last[name]
+    if not (isinstance(before, dict) and isinstance(now, dict)):
+        return f"{str(before)[:12]} and {str(now)[:12]}"
+    changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    return ", ".join(f"{key}: {before.get(key)!r} and {now.get(key)!r}" for key in changed)
 
 
 def _numbers(experiment: Experiment, taken: Sequence[tuple[str, Sample]]) -> dict[str, Any]:
@@ -232,63 +232,3 @@ def _flat(value: Any) -> str:
         return f"{value:.3g}" if isinstance(value, float) else str(value)
     parts = [(name, f"({_flat(v)})" if isinstance(v, dict) else _flat(v)) for name, v in value.items()]
     return ", ".join(f"{name} {text}" for name, text in parts)
-
-
-PARTS = ("kernel", "generate", "graph")
-"""Of `on_card`; each may be run on its own."""
-
-
-def on_card(device: str, parts: Sequence[str] = PARTS, repeats: int = 4, step: OnStep = print) -> list[dict[str, Any]]:
-    """The runs that the project shows of a card, a document each; one that cannot be made says why under `refused`.
-
-    "kernel": rows8 against tile_batched, verify_mma against rows8, at 32,768 keys, 16 rows, head_dim 256. "generate":
-    the same routes end to end with the demo pair, behind a prompt longer than both crossovers. "graph": the verify
-    graph on and off, on the demo's first prompt.
-
-    Args:
-        device: a GPU.
-        parts: of `PARTS`.
-        repeats: of the declared order.
-        step: called with a text for each run.
-    """
-    found: list[dict[str, Any]] = []
-    for name, experiment in _card_runs(device, parts):
-        try:
-            found.append(run(experiment(), repeats))
-        except HipfireError as error:
-            found.append({"kind": "ab", "schema": SCHEMA, "variable": name, "refused": str(error)})
-        step(f"{describe(found[-1])}\n")
-    return found
-
-
-def _card_runs(device: str, parts: Sequence[str]) -> Iterator[tuple[str, Callable[[], Experiment]]]:
-    from hipfire_kernels.bench.ab_arms import GenerateArms, KernelArms, request
-    from hipfire_kernels.bench.kernels import Shape
-    from hipfire_kernels.dispatch.routes import routes_of
-
-    known = {row.name for row in routes_of("verify")}
-    routes = [pair for pair in (("tile_batched", "rows8"), ("rows8", "verify_mma")) if known.issuperset(pair)]
-    if "kernel" in parts:
-        for off, on in routes:
-            shape = Shape(32768, 16, 256)
-            yield f"kernel={off},{on}", functools.partial(KernelArms, off, on, shape, device, rounds=20)
-    if "generate" in parts:
-        for off, on in routes:
-            tokens = _behind_crossovers(device, (off, on))
-            # Blocks of fixed size: a draft that is seldom right would have them shorter than rows8 takes.
-            asked = request(tokens=tokens, max_new_tokens=32, HIPFIRE_DFLASH_ADAPTIVE_B="0")
-            yield f"route={off},{on}", functools.partial(GenerateArms, "route", off, on, asked, device)
-    if "graph" in parts:
-        switch = "HIPFIRE_VERIFY_GRAPH"
-        yield f"{switch}=0,1", functools.partial(GenerateArms, switch, "0", "1", request(), device)
-
-
-def _behind_crossovers(device: str, routes: Sequence[str]) -> int:
-    """Tokens of a prompt behind which the demo pair's target may take any of the routes."""
-    from hipfire_kernels.dispatch import evidence
-    from hipfire_kernels.dispatch.policy import MIN_CTX_DEFAULT
-    from hipfire_kernels.running.devices import device as open_device
-
-    arch = open_device(device).arch.name
-    records = [evidence.find(arch, route, head_dim=256, group=4) for route in routes]
-    return 256 + max([MIN_CTX_DEFAULT, *(r.crossover.ctx for r in records if r and r.crossover)])

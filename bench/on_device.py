@@ -25,7 +25,7 @@ from threadpoolctl import threadpool_limits
 
 from hipfire_kernels import attend, families, kv_write, quantize_q8_0
 from hipfire_kernels.authoring.family import Variant
-from hipfire_kernels.bench import ab, draft, kernels, peers
+from hipfire_kernels.bench import ab_card, draft, kernels, peers
 from hipfire_kernels.checking import reference
 from hipfire_kernels.checking.matrix_probe import probe
 from hipfire_kernels.checking.oracle import check
@@ -42,7 +42,7 @@ from hipfire_kernels.testing import check as check_case
 from hipfire_kernels.testing.axes import generate
 
 LONG = (32768, 131072)
-AB = tuple(f"ab-{part}" for part in ab.PARTS)
+AB = tuple(f"ab-{part}" for part in ab_card.PARTS)
 SECTIONS = ("parity", "sanitize", "host", "model", "arrays", "table", "draft", "peers", *AB)
 
 
@@ -331,7 +331,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         elif section == "draft":
             report = draft.measure(device)
         elif section in AB:
-            report = ab.on_card(options.device, (section.removeprefix("ab-"),))
+            report = ab_card.on_card(options.device, (section.removeprefix("ab-"),))
         else:
             report = peers.measure(device, quick=options.quick)
         (options.out / f"{section}.json").write_text(json.dumps(report, indent=1) + "\n")

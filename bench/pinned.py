@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import platform
 import shutil
@@ -13,6 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import hipfire_kernels
+from hipfire_kernels.dispatch import evidence, tuning
+from hipfire_kernels.dispatch.measure import identity
+from hipfire_kernels.dispatch.record import Record, dump
 from hipfire_kernels.errors import InputError
 from hipfire_kernels.running.devices.protocol import Device
 
@@ -34,7 +37,7 @@ TRACERS = (
 )
 """Variables with which profilers, sanitizers and serialising debug modes enter a process."""
 
-_ROOMS = ("templates", "dispatch", "model", "bench")
+_RECORDS = ("dispatch/evidence/", "dispatch/tuning/")
 
 
 def sha256(data: bytes) -> str:
@@ -42,26 +45,37 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def code_digest() -> str:
-    """Digest of the package: every module, template, and shipped record of evidence, by name and content."""
+PACKAGE = Path(str(hipfire_kernels.__file__)).parent
+
+
+def code_digest(package: Path = PACKAGE) -> str:
+    """Digest of the package: every module, template, and shipped record of evidence and tuning, by name and content."""
     found = hashlib.sha256()
-    for room in ("", *_ROOMS):
-        # The rooms lie inside the package, or, of an editable install, beside it. Nothing of them is imported.
-        spec = importlib.util.find_spec(f"hipfire_kernels.{room}".rstrip("."))
-        for folder in (spec and spec.submodule_search_locations) or ():
-            for name, data in _sources(Path(folder), room, () if room else _ROOMS):
-                found.update(f"{name}\0{len(data)}\0".encode() + data)
+    for name, data in sources(package):
+        found.update(f"{name}\0{len(data)}\0".encode() + data)
     return found.hexdigest()
 
 
-def _sources(folder: Path, name: str, skipped: Iterable[str] = ()) -> Iterator[tuple[str, bytes]]:
+def sources(folder: Path, under: str = "") -> Iterator[tuple[str, bytes]]:
+    """Name and content of what decides how the package computes, of a folder and those below it, in a fixed order."""
     for entry in sorted(folder.iterdir(), key=lambda e: e.name):
-        path = f"{name}/{entry.name}"
+        name = f"{under}{entry.name}"
         if entry.is_dir():
-            if entry.name != "__pycache__" and entry.name not in skipped:
-                yield from _sources(entry, path)
-        elif path.endswith((".py", ".j2", ".h", ".cpp")) or path.startswith("dispatch/evidence/"):
-            yield path, entry.read_bytes()
+            yield from sources(entry, f"{name}/")
+        elif name.endswith((".py", ".j2", ".h", ".cpp")) or name.startswith(_RECORDS):
+            yield name, entry.read_bytes()
+
+
+def records(but: Iterable[str]) -> dict[str, str] | None:
+    """Digests of the evidence and the tuning that decide here; None where the folder they come from is what differs.
+
+    Args:
+        but: variables that differ between the arms.
+    """
+    if "HIPFIRE_EVIDENCE_DIR" in set(but):
+        return None
+    found: dict[str, Mapping[Any, Record]] = {"evidence": evidence.current(), "tuning": tuning.current()}
+    return {name: sha256(dump([held[key] for key in sorted(held)]).encode()) for name, held in found.items()}
 
 
 def checkpoint_digest(path: Path) -> dict[str, Any]:
@@ -111,8 +125,6 @@ def tracer() -> str | None:
 
 def device_facts(device: Device) -> dict[str, Any]:
     """Names of device, driver and compiler, the arch, and the machine."""
-    from hipfire_kernels.dispatch.measure import identity
-
     machine = {"python": platform.python_version(), "cores": os.cpu_count()}
     return {"name": device.name, "arch": device.arch.name, **identity(device), **machine}
 

@@ -11,9 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import date
 from typing import Any
@@ -24,6 +22,7 @@ from hipfire_kernels import __version__
 from hipfire_kernels.authoring.family import Site, Variant
 from hipfire_kernels.bench import pairs
 from hipfire_kernels.building.builder import build
+from hipfire_kernels.building.processes import pool
 from hipfire_kernels.checking import reference
 from hipfire_kernels.checking.parity import Case, expected, inputs, worst_row
 from hipfire_kernels.dispatch import evidence, measure, tuning
@@ -181,11 +180,11 @@ class Held:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._known: dict[tuple[Variant, int | None, int], str] = {}
+        self._known: dict[tuple[Variant, int | None, int, int], str] = {}
 
     def fault(self, variant: Variant, splits: int | None, rows: int, group: int) -> str:
         """What is wrong with a variant at a number of splits; empty when there is nothing."""
-        key = (variant, splits, rows)
+        key = (variant, splits, rows, group)
         if key not in self._known:
             try:
                 run = self._draft if variant.family.oracle == DRAFT else self._verify
@@ -319,8 +318,8 @@ def _build_ahead(asked: Sequence[Question], device: Device) -> None:
         with contextlib.suppress(HipfireError):
             build(variant, device.arch.name, device.toolchain)
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(one, variants))
+    with pool() as threads:
+        list(threads.map(one, variants))
 
 
 def _answer(question: Question, track: Track, held: Held, base: Mapping[str, int], step: OnPoint) -> Answer:

@@ -163,7 +163,8 @@ def _evaluate(
         opens = evidence_records.check(record, row.name, policy.evidence)
         found.append(opens)
         record = record if opens.ok else None
-    found += row.policy_checks(request, policy, record)
+    crossover = record.crossover.ctx if record and record.crossover else None
+    found += row.policy_checks(request, policy, crossover)
     if not insisted:
         found += row.auto_checks(request, policy)
     if not failing(found):  # what it takes is known for what it can run alone

@@ -26,6 +26,9 @@ _SHELF: Shelf[Evidence] = Shelf("evidence", load, evidence_root)
 shipped = _SHELF.shipped
 """The records that come with the package."""
 
+current = _SHELF.current
+"""The records in force, by what they decide on."""
+
 read_file = _SHELF.read_file
 """The records of one evidence file. InputError where it cannot be read or is none, with the record and the field."""
 
@@ -51,7 +54,7 @@ def find(arch: Any, route: str, head_dim: Any, group: int | None = None) -> Evid
     name = base_arch(arch)
     if name is None or not isinstance(head_dim, int):
         return None
-    return _SHELF.current().get(record_key(name, route, head_dim, group or 0))
+    return current().get(record_key(name, route, head_dim, group or 0))
 
 
 # ---- whether a record holds -----------------------------------------------------------------------------------------

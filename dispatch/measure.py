@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.building.builder import build
+from hipfire_kernels.building.resources import IN_MEMORY
 from hipfire_kernels.building.toolchains.registry import choose
 from hipfire_kernels.checking.oracle import check
 from hipfire_kernels.checking.parity import VALUES, Case, worst_row
@@ -91,7 +92,7 @@ def resources(variants: tuple[Variant, ...], device: Device) -> dict[str, Any]:
         except (CompileError, RenderError) as error:
             faults.append(f"{variant.entry} does not build: {error}")
             continue
-        for name in ("vgpr_spills", "sgpr_spills", "scratch_bytes"):
+        for name in IN_MEMORY:
             if getattr(taken, name):
                 faults.append(f"{variant.entry} has {name} {getattr(taken, name)}")
     return {"fault": "; ".join(faults)}

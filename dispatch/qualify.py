@@ -74,6 +74,11 @@ class Target:
         """What calls of the route launch."""
         return (self.variant, *self.others, *(() if self.reducer is None else (self.reducer,)))
 
+    def rivals(self) -> tuple[Variant, ...]:
+        """What calls of the established route launch."""
+        merging = reducer(self.established)
+        return (self.established, *(() if merging is None else (merging,)))
+
 
 @dataclass(frozen=True)
 class Step:
@@ -92,7 +97,7 @@ class Step:
     def kernels(self) -> tuple[Variant, ...]:
         """What the result depends on."""
         t = self.target
-        return (*t.kernels(), t.established) if self.kind == "timing" else t.kernels()
+        return (*t.kernels(), *t.rivals()) if self.kind == "timing" else t.kernels()
 
 
 def targets(arch: str, routes: Sequence[str], head_dims: Sequence[int], settings: Settings) -> list[Target]:
@@ -311,7 +316,7 @@ def _record(target: Target, results: Sequence[tuple[Step, Result]], device: Devi
     )
     fault = next((f"{step.kind}: {result['fault']}" for step, result in results if result["fault"]), "")
     crossing = None if fault else crossover(speed)
-    kernels = (*target.kernels(), target.established)
+    kernels = (*target.kernels(), *target.rivals())
     digests = {v.entry: evidence.source_digest(v.entry, target.arch) for v in kernels}
     return Evidence(
         arch=target.arch,

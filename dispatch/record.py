@@ -17,6 +17,7 @@ from datetime import date
 from typing import Any, Protocol, get_args, get_origin
 
 from hipfire_kernels.archs import ARCHS
+from hipfire_kernels.dispatch.routes import ROUTES, per_group
 from hipfire_kernels.errors import InputError
 
 SCHEMA = 1
@@ -143,8 +144,6 @@ Key = tuple[str, str, int, int]
 
 def record_key(arch: str, route: str, head_dim: int, group: int) -> Key:
     """The key under which a record decides on such a request."""
-    from hipfire_kernels.dispatch.routes import per_group
-
     return (arch, route, head_dim, group if per_group(route) else 0)
 
 
@@ -268,8 +267,6 @@ def _object(kind: type[Any], value: Any, at: str) -> Any:
 
 def _rules(r: Evidence) -> list[Rule]:
     """What the fields of a record must be beyond their types."""
-    from hipfire_kernels.dispatch.routes import ROUTES
-
     routes = [route.name for route in ROUTES if route.needs_evidence]
     measured = r.kind == "measured"
     sizes = (r.shape.head_dim, r.shape.n_heads, r.shape.n_kv_heads, *r.shape.rows)

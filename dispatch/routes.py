@@ -22,7 +22,6 @@ from hipfire_kernels.dispatch.policy import (
     VERIFY_ATTN,
     Policy,
 )
-from hipfire_kernels.dispatch.record import Evidence
 from hipfire_kernels.dispatch.request import AttendRequest
 from hipfire_kernels.errors import InputError
 from hipfire_kernels.kernels import families
@@ -39,8 +38,8 @@ class Route:
         family: the kernel family it runs.
         variant: the variant for a request that meets the predicates.
         predicates: all of them are evaluated, also after one has failed.
-        policy_checks: predicates that the environment can narrow, from the request, the switches and the record of
-            evidence that opens the route, if there is one.
+        policy_checks: predicates that the environment can narrow, from the request, the switches and the crossover in
+            keys that the evidence which opens the route has measured, if it has.
         auto_checks: predicates that hold for "auto" alone: when the route is chosen by itself, not insisted on.
         needs_evidence: the route opens only where a record for the exact arch says so.
         timed_rows: query rows at which `hfk qualify` times the route.
@@ -51,7 +50,7 @@ class Route:
     family: str
     variant: Callable[[AttendRequest], Variant]
     predicates: tuple[Predicate, ...]
-    policy_checks: Callable[[AttendRequest, Policy, Evidence | None], tuple[Check, ...]] = lambda r, policy, record: ()
+    policy_checks: Callable[[AttendRequest, Policy, int | None], tuple[Check, ...]] = lambda r, policy, crossover: ()
     auto_checks: Callable[[AttendRequest, Policy], tuple[Check, ...]] = lambda r, policy: ()
     needs_evidence: bool = False
     timed_rows: tuple[int, ...] = ()
@@ -68,15 +67,15 @@ _VERIFY = (
 )
 
 
-def _above_min_ctx(r: AttendRequest, policy: Policy, record: Evidence | None) -> tuple[Check, ...]:
+def _above_min_ctx(r: AttendRequest, policy: Policy, crossover: int | None) -> tuple[Check, ...]:
     """The multi-row kernels pay off from some context on; below it the established route is faster.
 
     A measured crossover takes the place of the default; the environment can only raise either.
     """
     asked = policy.multirow_min_ctx
     minimum, source = MIN_CTX_DEFAULT, f"the default of {MIN_CTX_VARIABLE}"
-    if record and record.crossover:
-        minimum, source = record.crossover.ctx, "measured crossover"
+    if crossover is not None:
+        minimum, source = crossover, "measured crossover"
     if asked is not None and (asked == 0 or asked > minimum):
         minimum, source = asked, MIN_CTX_VARIABLE
     required = f"above {minimum} ({source})" if minimum else f"routes disabled by {MIN_CTX_VARIABLE}=0"
@@ -121,15 +120,15 @@ def _split_variant(family: str, arch: str | None, head_dim: int, group: int, row
     return next((v for v in fitting if v.rows >= rows), fitting[-1])
 
 
-def _verify_attention(r: AttendRequest, policy: Policy, record: Evidence | None) -> tuple[Check, ...]:
+def _verify_attention(r: AttendRequest, policy: Policy, crossover: int | None) -> tuple[Check, ...]:
     """From the crossover on, where one was measured: at that context the route was faster."""
     on = policy.verify_attn
     switch = Check(VERIFY_ATTN, int(on), "1 or unset", on)
-    if record is None or record.crossover is None:
+    if crossover is None:
         return (switch,)
     seen = r.logical_ctx
-    ok = isinstance(seen, int) and not isinstance(seen, bool) and seen >= record.crossover.ctx
-    return (switch, Check("logical_ctx", seen, f"at least {record.crossover.ctx} (measured crossover)", ok))
+    ok = isinstance(seen, int) and not isinstance(seen, bool) and seen >= crossover
+    return (switch, Check("logical_ctx", seen, f"at least {crossover} (measured crossover)", ok))
 
 
 def _verify_split(name: str, family: str, **fixed: int) -> Route:
@@ -182,18 +181,18 @@ TILE_BATCHED = Route(
 )
 
 
-def _past_crossover(r: AttendRequest, policy: Policy, record: Evidence | None) -> tuple[Check, ...]:
+def _past_crossover(r: AttendRequest, policy: Policy, crossover: int | None) -> tuple[Check, ...]:
     """Where a crossover was measured, the established route is faster up to there."""
-    if record is None or record.crossover is None:
+    if crossover is None:
         return ()
     seen = r.logical_ctx
-    ok = isinstance(seen, int) and not isinstance(seen, bool) and seen > record.crossover.ctx
-    return (Check("logical_ctx", seen, f"above {record.crossover.ctx} (measured crossover)", ok),)
+    ok = isinstance(seen, int) and not isinstance(seen, bool) and seen > crossover
+    return (Check("logical_ctx", seen, f"above {crossover} (measured crossover)", ok),)
 
 
-def _not_switched_off(r: AttendRequest, policy: Policy, record: Evidence | None) -> tuple[Check, ...]:
+def _not_switched_off(r: AttendRequest, policy: Policy, crossover: int | None) -> tuple[Check, ...]:
     on = policy.flash_prefill
-    return (*_past_crossover(r, policy, record), Check(FLASH_PREFILL, int(on), "1 or unset", on))
+    return (*_past_crossover(r, policy, crossover), Check(FLASH_PREFILL, int(on), "1 or unset", on))
 
 
 def _prefill_by_itself(r: AttendRequest, policy: Policy) -> tuple[Check, ...]:

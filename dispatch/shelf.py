@@ -54,6 +54,7 @@ class Shelf(Generic[R]):
         if chosen is not None:
             return chosen
         named = os.environ.get("HIPFIRE_EVIDENCE_DIR")
+        named = named and os.path.abspath(named)
         if named not in self._on_file:
             own = self._read(self._files())
             self._on_file[named] = {r.key: r for records in (self.shipped(), own) for r in records}

@@ -184,6 +184,9 @@ _SHELF: Shelf[Tuning] = Shelf("tuning", load, tuning_root)
 shipped = _SHELF.shipped
 """The records that come with the package."""
 
+current = _SHELF.current
+"""The records in force, by what they decide on."""
+
 read_file = _SHELF.read_file
 """The records of one tuning file. InputError where it cannot be read or is none, with the record and the field."""
 
@@ -241,9 +244,9 @@ def find(family: KernelFamily, request: AttendRequest) -> Choice | None:
     of_shape = classes(request.rows or 1, covered or 0)
     wanted = ([(ANY, ANY)] if family.exact else []) + ([of_shape] if of_shape else [])
     heads = (request.head_dim, request.n_heads, request.n_kv_heads)
-    current: Mapping[Any, Tuning] = _SHELF.current()
+    in_force = current()
     about = (base_arch(request.arch), family.name, *heads)
-    found = [r for at in wanted if (r := current.get((*about, *at)))]
+    found = [r for at in wanted if (r := in_force.get((*about, *at)))]
     refused = [f"{r.describe()} {fault}" for r in found if (fault := _fault(r, request))]
     held = [r for r in found if not _fault(r, request)]
     values = {name: value for r in held for name, value in r.choice.items()}

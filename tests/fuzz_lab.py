@@ -62,7 +62,7 @@ def hfk(folder: Path, fault: str | None, *args: str | Path) -> Run:
     )
     env = {**os.environ, "PYTHONPATH": str(folder), PLANTED: fault or ""}
     command = [sys.executable, "-m", "hipfire_kernels.cli", *map(str, args)]
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=900)
     return Run(done.returncode, done.stdout, done.stderr)
 
 

@@ -8,7 +8,7 @@ import jinja2
 import pytest
 
 from hipfire_kernels.archs import arch
-from hipfire_kernels.authoring import render
+from hipfire_kernels.authoring import templates
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.running.devices.host import HostDevice
 
@@ -17,7 +17,7 @@ MAPS = ("gfx11", "gfx12", "mma16")
 
 def map_device(monkeypatch: pytest.MonkeyPatch, name: str, old: str = "", new: str = "") -> HostDevice:
     """A host device with the lane map of `name`; with a fault where `old` becomes `new` in every matrix header."""
-    original = render._environment()
+    original = templates._environment(None)
     assert original.loader is not None
     texts = {}
     for header in ("matrix_host.h", "matrix_maps.h", "matrix.h"):
@@ -27,7 +27,7 @@ def map_device(monkeypatch: pytest.MonkeyPatch, name: str, old: str = "", new: s
     assert "namespace fragment = gfx11;" in host
     texts["matrix_host.h"] = host.replace("namespace fragment = gfx11;", f"namespace fragment = {name};")
     edited = original.overlay(loader=jinja2.ChoiceLoader([jinja2.DictLoader(texts), original.loader]), cache_size=0)
-    monkeypatch.setattr(render, "_environment", lambda: edited)
+    monkeypatch.setattr(templates, "_environment", lambda folder: edited)
     return HostDevice()
 
 

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
+import typer
 from fuzz_lab import Run
 
 from hipfire_kernels import dispatch, families
 from hipfire_kernels.archs import ARCHS
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.authoring.render import render
+from hipfire_kernels.bench import ab
 from hipfire_kernels.building import builder
-from hipfire_kernels.building.toolchains import registry
+from hipfire_kernels.building.toolchains import registry, sanitized
+from hipfire_kernels.building.toolchains.host import HostToolchain
 from hipfire_kernels.checking import parity
-from hipfire_kernels.cli import _select, app, generate
+from hipfire_kernels.cli import _load, _select, app, generate
 from hipfire_kernels.dispatch import policy
-from hipfire_kernels.dispatch.routes import routes_of
+from hipfire_kernels.dispatch.routes import ROUTES, routes_of
 from hipfire_kernels.errors import (
     CheckpointError,
     CompileError,
@@ -37,6 +42,10 @@ from hipfire_kernels.errors import (
     ToolchainUnavailable,
 )
 from hipfire_kernels.model import Tokenizer, demo_pair_path, demo_prompts
+from hipfire_kernels.model.attention import KV_FORMATS
+from hipfire_kernels.model.convert import FORMATS
+from hipfire_kernels.model.request import Speculation
+from hipfire_kernels.running import binding
 
 ROWS = "attention_flash_q8_0_rows"
 ROWS8 = "attention_flash_q8_0_rows8_d8"
@@ -73,7 +82,11 @@ def stdin(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
 
 # ---- help and start-up -------------------------------------------------------------------------------------
 
-COMMANDS = ["demo", "generate", "list", "render", "build", "parity", "explain", "doctor", "cache"]
+COMMANDS = [
+    "demo", "generate", "convert", "list", "render", "build", "isa", "diff", "watch", "lint", "sanitize", "parity",
+    "fuzz", "replay", "bench", "ab", "qualify", "tune", "report", "explain", "cache", "doctor",
+]  # fmt: skip
+"""All of them."""
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, "cache ls", "cache verify", "cache clear", "cache path"])
@@ -81,7 +94,7 @@ def test_help_of_each_command(hfk: Hfk, command: str) -> None:
     run = hfk(*command.split(), "--help")
     assert run.code == 0
     assert run.out.startswith(f"Usage: hfk {command}")
-    assert ("--json" in run.out) == (command != "cache")
+    assert ("--json" in run.out) == (command != "watch")  # which does not end
 
 
 def test_help_lists_every_command(hfk: Hfk) -> None:
@@ -144,27 +157,23 @@ BAD_INPUT = [
     ("render attention_flash_q8_0_row8_d8 --arch gfx1100", f"did you mean .*{ROWS8}"),
     (f"render {ROWS} --arch gfx1100", f"4 variants; choose one with --param .*{ROWS8}"),
     (f"render {ROWS} --arch gfx1100 --param rows=8", r"2 variants.*head_dim \(128, 256\)"),
-    (f"render {ROWS} --arch gfx1100 --param rows=5", "'rows=5'; legal values of rows: 4, 8"),
-    (f"render {ROWS} --arch gfx1100 --param tile=1", "--param is 'tile=1'; required: KEY=VALUE"),
+    (f"render {ROWS} --arch gfx1100 --param rows=5", "--param rows is '5'; legal: 4, 8"),
+    (f"render {ROWS} --arch gfx1100 --param tile=1", "the KEY of --param is 'tile'; legal: rows, head_dim"),
     (f"render {ROWS} --arch gfx1100 --param rows", "--param is 'rows'; required: KEY=VALUE"),
     (f"render {ROWS8} --arch gfx1100 --param rows=8", "--param rows=8 with .* one variant already"),
-    (f"render {ROWS8} --arch gfx90a", "arch 'gfx90a' is not known; known archs: gfx1100"),
     (f"render {ROWS8}", "Missing option '--arch'"),
     ("build --arch gfx1100", "no VARIANT is given"),
     (f"build {ROWS8} --all --arch gfx1100", "VARIANT and --all are both given"),
-    (f"build {ROWS8} --arch gfx1100,gfx90a", "arch 'gfx90a' is not known"),
-    (f"build {ROWS8} --arch gfx1100 --toolchain gcc", "toolchain 'gcc' does not build for gfx1100"),
+    (f"build {ROWS8} --arch gfx1100 --toolchain host", "toolchain 'host' does not build for gfx1100"),
     (f"build {ROWS8} --arch host --toolchain clang", "toolchain 'clang' does not build for host"),
     (f"build {ROWS8} --arch gfx1100 --against /nonexistent", "--against /nonexistent cannot be read"),
     ("parity", "no VARIANT is given"),
-    (f"parity {REDUCE} --device gpu", "device 'gpu' is not known"),
     (f"parity {REDUCE} --device auto --thread-order 3", "--thread-order with --device auto"),
     (f"parity {REDUCE} --thread-order x", "Invalid value for '--thread-order'"),
     ("explain", "Missing option '--arch'"),
     ("explain --arch gfx1100 --heads 24", "--heads is '24'; required: query heads / KV heads"),
     ("explain --arch gfx1100 --rows many", "Invalid value for '--rows'"),
     ("demo --index 99", r"--index is 99; the demo has the prompts 0 \.\. 10"),
-    ("demo --kv-format fp8", "kv_format is 'fp8'; legal are 'q8_0', 'f32'"),
     ("demo --kv-format f32 --block-size 99", "block_size is 99; legal are whole numbers from 1 to 16"),
     ("demo --kv-format f32 --no-draft --block-size 4", "block_size is 4, but this engine has no draft"),
     ("demo --kv-format f32 --max-new-tokens 0", "max_new_tokens is 0"),
@@ -174,9 +183,11 @@ BAD_INPUT = [
     ("generate --prompt=", "--prompt is empty"),
     ("generate --prompt x --draft /nonexistent --no-draft", "--draft /nonexistent and --no-draft"),
     ("generate --prompt x --ngram --no-draft", "--no-draft and --ngram are given together"),
-    ("demo --kv-format f32 --speculation yes", "speculation is 'yes'; legal are 'auto', 'on', 'off'"),
     ("demo --kv-format f32 --speculation on --no-draft", "speculation is 'on', but this engine has no draft"),
-    ("demo --kv-format f32 --trace /nonexistent/t", "trace '/nonexistent/t' cannot be written"),
+    ("generate --prompt x --temperature -1", "temperature is -1.0; legal are finite numbers from 0.0"),
+    ("generate --prompt x --top-p 2", "top_p is 2.0; legal are numbers above 0.0"),
+    ("generate --prompt x --min-new-tokens 200", "min_new_tokens is 200; legal are whole numbers from 0 to"),
+    ("generate --prompt x --stop=", r"stop_strings is \[''\]; required: a sequence of texts, none of them empty"),
     ("generate --prompt x --target /nonexistent", "/nonexistent"),
     ("generate --prompt x --draft /nonexistent", "/nonexistent"),
     ("cache prune", "No such command 'prune'"),
@@ -184,12 +195,173 @@ BAD_INPUT = [
 
 
 @pytest.mark.parametrize(("line", "message"), BAD_INPUT, ids=[line for line, _ in BAD_INPUT])
-def test_bad_input_is_refused_by_name(hfk: Hfk, line: str, message: str) -> None:
+def test_bad_input_is_refused_by_name(hfk: Hfk, monkeypatch: pytest.MonkeyPatch, line: str, message: str) -> None:
+    """And before anything large is read."""
+
+    def load(*args: object) -> None:
+        raise AssertionError("loads a checkpoint")
+
+    monkeypatch.setattr(_load, "target", load)
+    monkeypatch.setattr(_load, "draft", load)
     run = hfk(*line.split())
     assert run.code == 2
     assert run.out == ""
     assert re.search(message, run.err), run.err
     assert "Traceback" not in run.err
+
+
+# ---- options that take one of a few words --------------------------------------------------------------------------
+
+ARCH, DEVICE = ("gfx1l51", "gfx1151"), ("hots", "host")
+CHOICES: dict[str, dict[str, tuple[str, str]]] = {
+    "demo": {"kv_format": ("q8", "q8_0"), "speculation": ("atuo", "auto")},
+    "generate": {"kv_format": ("f23", "f32"), "speculation": ("of", "off")},
+    "convert": {"wanted": ("mq44", "mq4")},
+    "render": {"arch": ARCH},
+    "build": {"arch": ("gfx1201,gfx1l51", "gfx1151"), "toolchain": ("clagn", "clang")},
+    "isa": {"arch": ("sm90", "sm_90"), "toolchain": ("hirptc", "hiprtc")},
+    "diff": {"arch": ARCH, "device": DEVICE},
+    "watch": {"arch": ("host,gfx1l51", "gfx1151"), "time": ("huda:0", "cuda:N")},
+    "sanitize": {"kind": ("adress", "address")},
+    "parity": {"device": DEVICE},
+    "fuzz": {"device": ("host+undefind", "host+undefined")},
+    "replay": {"device": ("hpi:0", "hip:N")},
+    "bench": {"device": ("atuo", "auto")},
+    "ab": {"device": DEVICE},
+    "qualify": {"device": DEVICE, "route": ("row8", "rows8")},
+    "tune": {"device": DEVICE, "family": ("attention_verify_gqa", "attention_verify_gqa_q8")},
+    "explain": {
+        "arch": ARCH, "workload": ("verfy", "verify"), "kv_format": ("q80", "q8_0"), "layout": ("chian", "chain"),
+    },
+}  # fmt: skip
+"""Commands, their options of a few words, something that is none of these, and the word that is meant by it."""
+
+FREE = {
+    "prompt", "prompt_file", "target", "draft", "stop", "system", "trace", "param", "against", "shard", "out",
+    "ledger", "merge", "heads", "head_dim", "rows", "ctx", "kernel", "generate", "title",
+}  # fmt: skip
+"""Options for which any text may be legal: texts, numbers in lists, files, pairs of names."""
+
+
+def options(command: str) -> dict[str, tuple[Any, Any]]:
+    """Of each parameter of a command: its type, and what the command says of it to Typer."""
+    found = next(c for c in app.registered_commands if (c.name or c.callback.__name__) == command)
+    hints = get_type_hints(found.callback, include_extras=True)
+    return {
+        name: (hint.__origin__, hint.__metadata__[0]) for name, hint in hints.items() if hasattr(hint, "__metadata__")
+    }
+
+
+def flag(command: str, option: str) -> str:
+    """As it is spelled."""
+    info = options(command)[option][1]
+    names = (info.default, *info.param_decls)  # Typer takes the first one for a default
+    return next((n for n in names if isinstance(n, str)), f"--{option.replace('_', '-')}")
+
+
+NAMES = [command.name or command.callback.__name__ for command in app.registered_commands]
+
+
+@pytest.mark.parametrize("command", NAMES)
+def test_every_option_of_a_few_words_is_known_here(command: str) -> None:
+    texts = {
+        name
+        for name, (kind, info) in options(command).items()
+        if isinstance(info, typer.models.OptionInfo) and {str, list[str]} & {kind, *get_args(kind)}
+    }
+    assert texts - FREE == set(CHOICES.get(command, {}))
+
+
+@pytest.mark.parametrize(
+    ("command", "option"), [(command, option) for command, words in CHOICES.items() for option in words]
+)
+def test_a_word_that_is_none_of_them(hfk: Hfk, command: str, option: str) -> None:
+    wrong, meant = CHOICES[command][option]
+    run = hfk(command, flag(command, option), wrong, *(["--json"] if "as_json" in options(command) else []))
+    assert run.code == 2
+    assert f"{flag(command, option)} is '{wrong.split(',')[-1]}'; did you mean {meant}? legal: " in run.err
+    if "as_json" in options(command):
+        assert run.document["error"]["kind"] == "InputError"
+
+
+def test_words_of_options_are_those_of_the_library() -> None:
+    def words(command: str, option: str) -> set[str]:
+        return set(options(command)[option][1].metavar.split("|"))
+
+    assert words("convert", "wanted") == set(FORMATS)
+    assert words("demo", "kv_format") == words("generate", "kv_format") == set(KV_FORMATS)
+    assert words("demo", "speculation") == words("generate", "speculation") == set(get_args(Speculation))
+    assert words("sanitize", "kind") == {sanitized.UNDEFINED, sanitized.ADDRESS}
+    assert words("explain", "workload") == {route.workload for route in ROUTES}
+
+
+def test_a_word_that_is_one_of_them(hfk: Hfk) -> None:
+    assert hfk("explain", "--arch", "gfx1100:sramecc-:xnack-").code == 0
+    assert hfk("parity", REDUCE, "--device", "cuda:63").code == 3  # which is not there
+
+
+# ---- files to write -------------------------------------------------------------------------------------------------
+
+WRITERS = {
+    "ab --out": "--kernel tile_batched rows8",
+    "bench --out": "",
+    "convert": "/nonexistent",
+    "demo --trace": "",
+    "generate --trace": "--prompt x",
+    "qualify --out": "--device host",
+    "report --out": "nothing.json",
+    "tune --out": "--device host",
+}
+
+
+@pytest.mark.parametrize("line", WRITERS)
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        ("nowhere/out", r"the folder \S+/nowhere does not exist; create it, or name another file"),
+        ("file/out", r"the folder \S+/file is no folder"),
+        ("folder", "is a folder; required: a file to write"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(
+    hfk: Hfk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str, file: str, says: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    command, _, flag = line.partition(" ")
+    run = hfk(command, *WRITERS[line].split(), *filter(None, [flag]), file)
+    assert run.code == 2
+    assert re.match(rf"error: {flag or 'OUT'} {file} (cannot be written: )?{says}", run.err), run.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
+def test_every_option_for_a_file_to_write_is_known_here() -> None:
+    found = {f"{name} --{option}" for name in NAMES for option in ("out", "trace") if option in options(name)}
+    assert found - {"fuzz --out", "sanitize --out"} == {*WRITERS, "convert --out"} - {"convert"}
+
+
+@pytest.mark.parametrize("command", ["fuzz", "sanitize"])
+def test_a_folder_for_failing_cases_that_cannot_be_made(hfk: Hfk, tmp_path: Path, command: str) -> None:
+    (tmp_path / "file").touch()
+    run = hfk(command, "--all", "--out", str(tmp_path / "file" / "below" / "folder"))
+    assert run.code == 2
+    assert f"cannot be made in {tmp_path / 'file'}: it is no folder" in run.err
+
+
+def test_a_result_is_printed_before_its_file_fails(hfk: Hfk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The disk may fill up while it works."""
+
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    result = {"judgement": "yes", "arms": {}}
+    monkeypatch.setattr(ab, "run", lambda *args: result)
+    monkeypatch.setattr(Path, "write_text", full)
+    run = hfk("ab", "--kernel", "tile_batched", "rows8", "--out", str(tmp_path / "out"), "--json")
+    assert run.code == 2
+    assert "cannot be written (No space left on device)" in run.err
+    assert '"judgement": "yes"' in run.out
 
 
 def test_a_switch_that_does_not_parse(hfk: Hfk) -> None:
@@ -435,7 +607,7 @@ def test_explain_a_draft(hfk: Hfk) -> None:
     assert decision["request"]["head_dim"] == 128
 
 
-@pytest.mark.parametrize("wrong", ["--arch gfx90a", "--arch gfx1100 --kv-format fp8", "--arch all --head-dim 100"])
+@pytest.mark.parametrize("wrong", ["--arch gfx1100 --kv-format f32", "--arch all --head-dim 100"])
 def test_explain_exits_with_3_if_nothing_may_run(hfk: Hfk, wrong: str) -> None:
     run = hfk("explain", *wrong.split())
     assert run.code == 3
@@ -462,13 +634,18 @@ def test_explain_all_archs(hfk: Hfk) -> None:
 
 def test_cache_commands(hfk: Hfk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HIPFIRE_CACHE_DIR", str(tmp_path))
+    assert hfk("cache", "--json").document == {"path": str(tmp_path), "kernels": 0, "bytes": 0}
     assert hfk("cache", "path").out == f"{tmp_path}\n"
+    assert hfk("cache", "--json", "path").document == {"path": str(tmp_path)}
     assert hfk("cache", "path", "--json").document == {"path": str(tmp_path)}
     assert hfk("cache", "ls", "--json").document == []
     hfk("build", REDUCE, "--arch", "gfx1100")
     (entry,) = hfk("cache", "ls", "--json").document
     assert (entry["entry"], entry["arch"], entry["toolchain"]) == (REDUCE, "gfx1100", "clang")
     assert f"1 kernels in {tmp_path}" in hfk("cache", "ls").out
+    found = hfk("cache", "--json").document
+    assert (found["kernels"], found["bytes"]) == (1, sum(p.stat().st_size for p in tmp_path.rglob("*.*")))
+    assert hfk("cache").out.startswith(f"1 kernels, {found['bytes'] / 1e6:.1f} MB in {tmp_path}; ")
     assert hfk("cache", "verify", "--json").document == {"path": str(tmp_path), "unsound": []}
     (file,) = (tmp_path / "artifacts").iterdir()
     file.write_bytes(file.read_bytes()[:-1])
@@ -544,6 +721,25 @@ def test_a_draft_that_cannot_be_loaded_is_left_only_where_auto_is_asked_for(hfk:
     assert run.code == 0
     assert "/nonexistent" in run.document["fallback"]
     assert run.document["tokens"] == hfk(*command, "--no-draft").document["tokens"]
+
+
+def test_demo_says_what_it_compiles_before_it_is_compiled(
+    hfk: Hfk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said: list[str] = []
+
+    def compile_(self: HostToolchain, source: str, arch: Any, extra: Any = ()) -> Any:
+        said.append(capsys.readouterr().err)
+        raise CompileError("enough")
+
+    monkeypatch.setenv("HIPFIRE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(HostToolchain, "compile", compile_)
+    binding.kernel.cache_clear()
+    assert hfk("demo", "--max-new-tokens", "2").code == 1
+    binding.kernel.cache_clear()
+    assert said[0].endswith("\ncompiling kv_cache_write_q8_0_pair_batched for host\n")
+    hfk("list")
+    assert builder.log.handlers == []
 
 
 def test_demo_prints_prompt_text_and_figures(hfk: Hfk) -> None:

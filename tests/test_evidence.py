@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-import timeit
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from mutants import MUTANTS, _mutated_environment
 
 from hipfire_kernels import families
 from hipfire_kernels.authoring import templates
+from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.authoring.render import source_digest
 from hipfire_kernels.dispatch import AttendRequest, Decision, admit, evidence, plan, policy
 from hipfire_kernels.dispatch.record import dump, load
@@ -314,13 +315,86 @@ def test_a_folder_that_is_a_file_is_named(tmp_path: Path, monkeypatch: pytest.Mo
         ask()
 
 
+# ---- which of the open routes runs ----------------------------------------------------------------------------------
+
+
+def timed(route: str, ratios: dict[tuple[int, int], float], **changes: Any) -> dict[str, Any]:
+    """Measured evidence with these ratios at (ctx, rows)."""
+    speed = [{**record()["speed"][0], "ctx": ctx, "rows": rows, "ratio": ratio, "quartiles": None}
+             for (ctx, rows), ratio in ratios.items()]  # fmt: skip
+    low = {"ctx": 128, "below": None, "above": None}
+    return record(route=route, speed=speed, crossover=low, **changes)
+
+
+@pytest.mark.parametrize(
+    ("records", "route"),
+    [
+        ([timed("rows8", {(20676, 16): 1.2})], "rows8"),
+        ([timed("rows8", {(20676, 16): 0.8})], "tile_batched"),  # that has no timing: as fast as itself
+        ([timed("rows8", {(20676, 16): 1.0})], "rows8"),
+        ([timed("rows8", {(20676, 16): 0.8}), timed("rows4", {(20676, 16): 0.9})], "tile_batched"),
+        ([timed("rows8", {(20676, 16): 1.2}), timed("rows4", {(20676, 16): 1.3})], "rows4"),
+        ([timed("rows8", {(20676, 16): 1.3}), timed("rows4", {(20676, 16): 1.3})], "rows8"),
+        # One that others reported and nobody timed is taken to be as fast as the established one.
+        ([timed("rows4", {}, kind="reported", digests=None)], "rows4"),
+        ([timed("rows4", {}, kind="reported", digests=None), timed("rows8", {(20676, 16): 0.9})], "rows4"),
+        ([timed("rows4", {}, kind="reported", digests=None), timed("rows8", {(20676, 16): 1.1})], "rows8"),
+    ],
+)
+def test_the_route_that_was_measured_as_the_fastest_runs(
+    folder: Path, records: list[dict[str, Any]], route: str
+) -> None:
+    put(folder, *records)
+    assert ask().route == route
+
+
+@pytest.mark.parametrize(
+    ("rows", "ctx", "ratio"),
+    [
+        (16, 4096, 1.0),
+        (16, 5000, 1.0),
+        (16, 30000, 2.0),
+        (8, 4096, 3.0),
+        (11, 4096, 3.0),
+        (12, 9e9, 2.0),
+        (1, 1, 3.0),
+        (8, 32768, 3.0),  # of as many rows, although another has the context
+        (16, 15000, 2.0),  # half of 32,768, nearly four times 4,096
+    ],
+)
+def test_the_timing_that_counts_is_the_nearest(rows: int, ctx: int, ratio: float) -> None:
+    """By rows first, then by context, both by ratio."""
+    held = timed("rows8", {(4096, 16): 1.0, (32768, 16): 2.0, (4096, 8): 3.0})
+    (one,) = load(json.dumps({"schema": 1, "records": [held]}), "it")
+    found = one.nearest(rows, int(ctx))
+    assert found is not None
+    assert found.ratio == ratio
+
+
 # ---- cost -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_decision_on_measured_evidence_is_fast(folder: Path) -> None:
+def test_a_decision_on_measured_evidence_reads_and_renders_nothing_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And so it costs about what one on reported evidence does."""
     put(folder, record())
-    ask()
-    assert min(timeit.repeat(ask, number=50, repeat=5)) / 50 < 200e-6
+    decided = ask(), ask("gfx1100")
+    rendered: list[str] = []
+    source = Variant.source
+    monkeypatch.setattr(Variant, "source", lambda self, arch: (rendered.append(arch), source(self, arch))[1])
+    monkeypatch.setattr(evidence._SHELF, "_read", lambda files: pytest.fail("the files are read again"))
+    assert (ask(), ask("gfx1100")) == decided
+    assert not rendered
+
+    def cost(arch: str) -> float:
+        began = time.process_time()
+        for _ in range(50):
+            ask(arch)
+        return time.process_time() - began
+
+    pairs = [(cost("gfx1201"), cost("gfx1100")) for _ in range(7)]
+    assert min(a for a, _ in pairs) < 5 * min(b for _, b in pairs)
 
 
 def test_importing_dispatch_reads_and_renders_nothing() -> None:

@@ -53,11 +53,12 @@ def test_replay_fails_where_the_fault_is(host: Device, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "says"), [("crashes", "crashes: SIG"), ("hangs", "hangs"), ("deadlocks", "DeadlockError")]
+    ("fault", "says"),
+    [("crashes", "crashes: SIG"), ("hangs", "hangs: no answer within 2 s of CPU time"), ("deadlocks", "DeadlockError")],
 )
 def test_what_takes_the_process_with_it_is_a_failing_case(fault: str, says: str, host: Device, tmp_path: Path) -> None:
     (tmp_path / "case.json").write_text(json.dumps({"variant": variant_name(fault), "ctx": 40, "head_dim": 128}))
-    limit = ["--limit", "4"] if fault == "hangs" else []
+    limit = ["--limit", "2"] if fault == "hangs" else []
     done = hfk(tmp_path, fault, "replay", "case.json", *limit)
     assert done.code == 1, done.out + done.err
     assert says in done.out

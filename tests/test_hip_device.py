@@ -5,6 +5,7 @@ hip-python looks for ROCm once a process, so everything runs in child processes;
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -12,7 +13,6 @@ from ctypes.util import find_library
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 from hip_lab import SOURCES, environment, install
 
 ARCHS = "gfx1100:sramecc-:xnack-,gfx1201,gfx906,gfx1101"
@@ -24,7 +24,8 @@ def rocm(_own_cache: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A ROCm folder, one for all workers of a run."""
     shared = Path(os.environ["HIPFIRE_CACHE_DIR"]).parent
     root = shared / "hip-stub"
-    with FileLock(shared / "hip-stub.lock"):
+    with (shared / "hip-stub.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if not root.exists():
             install(root, ("gfx1100", "gfx1201"))
     return root

@@ -246,14 +246,14 @@ def test_a_second_thread_is_refused_and_cancel_is_not(engine: Engine, monkeypatc
 
     def slow(self: DFlashSession, anchor: int, rows: int) -> list[int]:
         inside.set()
-        assert go_on.wait(10)
+        assert go_on.wait(600)
         return PROPOSE(self, anchor, rows)
 
     monkeypatch.setattr(DFlashSession, "propose", slow)
     rest: list[list[int]] = []
     worker = threading.Thread(target=lambda: rest.extend(generation))
     worker.start()
-    assert inside.wait(10)
+    assert inside.wait(600)
     with pytest.raises(InputError, match="another thread is inside this conversation"):
         next(generation)
     with pytest.raises(InputError, match="another thread is inside"):
@@ -264,7 +264,7 @@ def test_a_second_thread_is_refused_and_cancel_is_not(engine: Engine, monkeypatc
     with pytest.raises(InputError, match="runs a request already"):
         conversation.generate(PROMPT, 3)  # the cycle has not ended yet
     go_on.set()
-    worker.join(10)
+    worker.join(600)
     assert len(rest) == 1
     assert generation.result.stop_reason == "cancelled"
     assert conversation.tokens == (*PROMPT[:20], *generation.result.tokens[:-1])
@@ -289,7 +289,7 @@ def test_conversations_of_one_engine_in_threads(target: Target, draft: DFlashDra
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(600)
     assert got == want
 
 
@@ -314,7 +314,7 @@ def test_a_cancelled_task_leaves_the_conversation_free_and_exact(
 
     def slow(self: DFlashSession, anchor: int, rows: int) -> list[int]:
         inside.set()
-        assert go_on.wait(10)
+        assert go_on.wait(600)
         return PROPOSE(self, anchor, rows)
 
     monkeypatch.setattr(DFlashSession, "propose", slow)

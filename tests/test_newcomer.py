@@ -34,6 +34,7 @@ def edit(tree: Tree, text: str) -> None:
 def shape(text: str) -> str:
     """A text without its figures, and without how far apart they are."""
     plain = re.sub(r"(?<![\w.])\d[\d.]*(?:e[-+]\d+)?", "#", text)
+    plain = re.sub(r"(?m)(?<= )(?:yes|no) *$", "cached", plain)  # what else has been built is not the page's subject
     return re.sub(r"#(?: #)+", "#", re.sub(r" +", " ", plain)).strip()
 
 

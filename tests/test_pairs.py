@@ -64,6 +64,19 @@ def test_the_interval_is_the_same_every_time_and_within_the_pairs() -> None:
     assert pairs.interval([2.0] * 12) == (2.0, 2.0)
 
 
+def test_the_interval_is_of_the_level_that_is_said() -> None:
+    """Of 101 evenly spaced ratios: the median of resamples is at most so far from the middle in 99.9% of them."""
+    values = [1 + i / 1000 for i in range(101)]
+    assert pairs.LEVEL == 0.999
+    assert pairs.judge(values).level == 0.999
+    assert pairs.interval(values) == pairs.interval(values, 0.999) == pairs.judge(values).interval
+    widths = [high - low for low, high in (pairs.interval(values, level) for level in (0.9, 0.99, 0.999))]
+    # 1.64, 2.58 and 3.29 times the standard error of a median of 101, half a range over the root of 101.
+    expected = [2 * z * 0.1 / (2 * 101**0.5) for z in (1.645, 2.576, 3.291)]
+    assert widths == pytest.approx(expected, rel=0.1)
+    assert f"at {0.999:.1%}" in pairs.judge(values).describe()
+
+
 def test_a_bootstrap_of_three_pairs_alone_would_judge_a_quarter_of_equal_arms(monkeypatch: pytest.MonkeyPatch) -> None:
     """Why an interval that leaves out 1 is not enough."""
     monkeypatch.setattr(pairs, "RESAMPLES", 4000)

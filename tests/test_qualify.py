@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 import os
+import platform
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from mutants import MUTANTS, _mutated_environment
 
 from hipfire_kernels import cli
+from hipfire_kernels.archs import arch
 from hipfire_kernels.authoring import templates
+from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.building.resources import Resources
+from hipfire_kernels.checking.parity import Case
+from hipfire_kernels.checking.parity import Checked as Found
 from hipfire_kernels.dispatch import AttendRequest, admit, evidence, measure
 from hipfire_kernels.dispatch import qualify as work
-from hipfire_kernels.dispatch.measure import Settings
+from hipfire_kernels.dispatch.measure import Settings, Track
 from hipfire_kernels.dispatch.record import Crossover, Evidence, Speed
 from hipfire_kernels.errors import DeviceError, InputError
 from hipfire_kernels.running import devices as runtime
 from hipfire_kernels.running.devices import device
+from hipfire_kernels.running.devices.gpu import GpuDevice
 from hipfire_kernels.running.devices.protocol import Device
 from hipfire_kernels.running.timing import HostTimer, Times
 
@@ -105,6 +115,7 @@ def test_it_opens_the_routes_it_measured(
 def test_it_times_by_the_clock_on_the_host(folder: Path) -> None:
     (record,) = run(folder / "out.json")
     assert record.parity.ok
+    assert len(record.speed) == 4
     assert all(s.route_us and s.established_us and s.quartiles for s in record.speed)
     assert evidence.read_file(folder / "out.json") == (record,)
 
@@ -141,20 +152,84 @@ def test_a_slower_route_is_not_admitted(
     assert route_at(300) == "tile_batched"
 
 
-def test_a_kernel_that_spills_is_not_admitted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    built = measure.build
+@pytest.mark.parametrize("taken", ["vgpr_spills", "sgpr_spills", "scratch_bytes"])
+def test_a_kernel_that_spills_is_not_admitted(taken: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the three alone, and of the last kernel that a call launches."""
 
-    def spilling(*arguments: Any) -> Any:
-        class Built:
-            resources = Resources(**{**built(*arguments).resources.as_dict(), "scratch_bytes": 64})
-
-        return Built
+    def spilling(variant: Variant, *_: Any) -> Any:
+        return SimpleNamespace(resources=Resources(vgprs=9, **({taken: 64} if "reduce" in variant.entry else {})))
 
     monkeypatch.setattr(measure, "build", spilling)
     (record,) = run(folder / "out.json")
     assert not record.verdict.admitted
-    assert record.verdict.why.startswith("resources: attention_flash_q8_0_rows8_d4 has scratch_bytes 64")
+    assert record.verdict.why == f"resources: attention_flash_reduce_batched_d4 has {taken} 64"
     assert record.speed == ()
+    assert not record.parity.ok, "a kernel that is not admitted is not held either"
+
+
+def test_every_kernel_that_a_route_may_launch_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[str] = []
+    nothing = SimpleNamespace(resources=Resources())
+    monkeypatch.setattr(measure, "build", lambda variant, *_: (built.append(variant.entry), nothing)[1])
+    for name in ("verify_gqa", "dflash_n64"):
+        (target,) = work.targets("host", (name,), (128,), TINY)
+        built.clear()
+        assert work._run(work.Step("resources", target), Track(device("host"), TINY)) == {"fault": ""}
+        assert built == [v.entry for v in target.kernels()]
+        assert any("reduce" in entry for entry in built)
+
+
+@pytest.mark.parametrize(("name", "params"), [
+    ("verify_gqa", {"rows": (4, 8, 16, 32)}), ("dflash_n64", {"kv": ("f32", "f16"), "sliding": (False, True)}),
+])  # fmt: skip
+def test_every_kernel_that_a_route_may_choose_is_held(
+    name: str, params: dict[str, tuple[Any, ...]], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: dict[tuple[Any, ...], list[Case]] = {}
+
+    def check(variant: Variant, case: Case, _: Device) -> Checked:
+        held.setdefault(tuple(getattr(variant, name) for name in params), []).append(case)
+        return Checked(1e-7, 1e-5)
+
+    monkeypatch.setattr(measure, "check", check)
+    (target,) = work.targets("host", (name,), (128,), TINY)
+    found = work._run(work.Step("parity", target), Track(device("host"), TINY))
+    assert set(held) == set(itertools.product(*params.values()))
+    assert {len(cases) for cases in held.values()} == {TINY.parity_cases}
+    assert found["cases"] == len(held) * TINY.parity_cases
+    for chosen, cases in held.items():
+        windowed = [case.seed for case in cases if case.window]
+        sliding = dict(zip(params, chosen, strict=True)).get("sliding")
+        assert windowed == ([seed for seed in range(TINY.parity_cases) if seed % 4] if sliding else [])
+
+
+@dataclasses.dataclass(frozen=True)
+class Checked(Found):
+    """What `measure.check` gives of a case."""
+
+    error: float
+    limit: float
+    fault: str = ""
+
+    def describe(self) -> str:
+        return f"FAILED {self.error}"
+
+
+@pytest.mark.parametrize("place", [0, 3, 7])
+def test_the_worst_error_is_recorded_wherever_it_is(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = iter([8e-6 if i == place else 1e-6 / (i + 1) for i in range(TINY.parity_cases)])
+    monkeypatch.setattr(measure, "check", lambda *_: Checked(next(errors), 1e-5))
+    (target,) = work.targets("host", ("rows8",), (128,), TINY)
+    found = measure.parity((target.variant,), device("host"), TINY)
+    assert found == {"cases": TINY.parity_cases, "worst_error": 8e-6, "limit": 1e-5, "fault": ""}
+
+
+def test_the_first_wrong_case_ends_it_and_is_the_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = iter([1e-6, 2e-5, 5e-5])
+    monkeypatch.setattr(measure, "check", lambda *_: Checked(next(errors), 1e-5))
+    (target,) = work.targets("host", ("rows8",), (128,), TINY)
+    found = measure.parity((target.variant,), device("host"), TINY)
+    assert found == {"cases": 2, "worst_error": 2e-5, "limit": 1e-5, "fault": "FAILED 2e-05"}
 
 
 CHILD = """
@@ -180,12 +255,52 @@ def test_a_wrong_kernel_is_not_admitted(fault: str, tmp_path: Path) -> None:
     assert record.crossover is None
 
 
-def test_a_difference_in_what_was_timed_is_not_admitted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "worst_row", lambda got, want: 0.5)
-    monkeypatch.setattr(measure, "timer", fake_timer({0: 2.0}))
+@pytest.mark.parametrize(("times", "admitted"), [(0.95, True), (1.05, False)])
+def test_a_difference_in_what_was_timed_is_not_admitted(
+    times: float, admitted: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each may be its limit from the oracle, so both may be two limits apart: one element is so many times that off."""
+
+    def off(track: Track, variant: Variant, q: Any, out: Any, ctx: int, splits: int | None = None) -> Any:
+        call = prepare(track, variant, q, out, ctx, splits)
+
+        def launched() -> None:
+            call()
+            if "rows8" in variant.entry:
+                row = out[-1, -1]
+                row[abs(row).argmax()] *= 1 + times * 2e-5
+
+        return launched
+
+    prepare = Track.call
+    monkeypatch.setattr(Track, "call", off)
+    monkeypatch.setattr(measure, "timer", fake_timer(dict.fromkeys(range(4), 2.0)))
     (record,) = run(folder / "out.json")
-    assert record.crossover is None
-    assert record.verdict.why == "timing: 0.5 from attention_flash_q8_0_tile_batched_d4 at ctx 128, 8 rows"
+    assert record.verdict.admitted == admitted
+    if not admitted:
+        assert record.crossover is None
+        said = r"timing: 2\.1\d?e-05 from attention_flash_q8_0_tile_batched_d4 at ctx 128, 8 rows"
+        assert re.fullmatch(said, record.verdict.why), record.verdict.why
+
+
+def test_what_was_timed_is_recorded_for_the_side_it_belongs_to(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The route takes 100 us, the established one 200."""
+    monkeypatch.setattr(measure, "timer", fake_timer({0: 2.0, 1: 2.0, 2: 2.0, 3: 2.0}))
+    (record,) = run(folder / "out.json")
+    assert [(s.ctx, s.rows) for s in record.speed] == [(128, 8), (128, 16), (256, 8), (256, 16)]
+    assert {(s.route_us, s.established_us, s.ratio, s.quartiles) for s in record.speed} == {
+        (100.0, 200.0, 2.0, (2.0, 2.0))
+    }
+
+
+def test_evidence_is_bound_to_every_kernel_that_was_timed(folder: Path, measured: list[str]) -> None:
+    """Those of the established route's calls as well: half of each ratio is theirs."""
+    (record,) = run(folder / "out.json", ("verify_gqa",))
+    gqa = [f"attention_verify_gqa_q8_r{rows}_g2_d4" for rows in (4, 8, 16, 32)]
+    tile = ["attention_flash_q8_0_tile_batched_d4", "attention_flash_reduce_batched_d4"]
+    assert set(record.digests or {}) == {*gqa, "attention_flash_reduce_batched_d4_splits", *tile}
+    for entry, digest in (record.digests or {}).items():
+        assert digest == evidence.source_digest(entry, "host")
 
 
 def test_a_kernel_that_takes_the_device_down_ends_the_run_and_is_noted(
@@ -290,6 +405,103 @@ def test_a_crash_inside_a_step_keeps_those_before(
     assert len(measured) == STEPS
 
 
+def _other_value(value: Any) -> Any:
+    return (*value, 384) if isinstance(value, tuple) else value + 1
+
+
+class Bound:
+    """What a step's result depends on, and the journal's key of it."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.identity = {"device": "A card", "driver": "1", "toolchain": "a compiler"}
+        self.settings, self.version = TINY, "0"
+        self.about = {"arch": "host", "route": "verify_gqa", "head_dim": 128}
+        self.step: dict[str, Any] = {"kind": "timing", "ctx": 128, "rows": 8}
+        self.changed_source = ""
+        monkeypatch.setattr(measure, "identity", lambda device: dict(self.identity))
+
+        def digest(entry: str, arch: str) -> str:
+            return f"{entry}{entry == self.changed_source}"
+
+        digest.cache_clear = lambda: None  # type: ignore[attr-defined]
+        monkeypatch.setattr(evidence, "source_digest", digest)
+        self._folder, self._patch = folder, monkeypatch
+
+    def made(self) -> tuple[work.Journal, work.Step]:
+        self._patch.setattr(work, "__version__", self.version)
+        a = self.about
+        (target,) = work.targets("host", (str(a["route"]),), (int(str(a["head_dim"])),), self.settings)
+        step = work.Step(target=dataclasses.replace(target, arch=str(a["arch"])), **self.step)
+        return work.Journal(self._folder / "out.json", device("host"), self.settings), step
+
+
+DEPENDS = {
+    **{name: lambda b, n=name: b.identity.update({n: "another"}) for name in ("device", "driver", "toolchain")},
+    **{
+        f.name: lambda b, n=f.name: setattr(
+            b, "settings", dataclasses.replace(TINY, **{n: _other_value(getattr(TINY, n))})
+        )
+        for f in dataclasses.fields(Settings)
+        if f.name not in ("n_heads", "n_kv_heads")
+    },
+    "heads": lambda b: setattr(b, "settings", dataclasses.replace(TINY, n_heads=4, n_kv_heads=2)),
+    "version": lambda b: setattr(b, "version", "1"),
+    "arch": lambda b: b.about.update(arch="gfx1100"),
+    "route": lambda b: b.about.update(route="verify_mma"),
+    "head_dim": lambda b: b.about.update(head_dim=256),
+    "kind": lambda b: b.step.update(kind="parity"),
+    "ctx": lambda b: b.step.update(ctx=256),
+    "rows": lambda b: b.step.update(rows=16),
+    **{
+        f"source of {entry}": lambda b, e=entry: setattr(b, "changed_source", e)
+        for entry in (
+            *(f"attention_verify_gqa_q8_r{rows}_g2_d4" for rows in (4, 8, 16, 32)),
+            "attention_flash_reduce_batched_d4_splits", "attention_flash_q8_0_tile_batched_d4",
+            "attention_flash_reduce_batched_d4",
+        )
+    },
+}  # fmt: skip
+"""Everything that a result depends on: how each is changed alone."""
+
+
+@pytest.mark.parametrize("part", DEPENDS)
+def test_a_result_is_known_only_where_all_it_depends_on_is_the_same(
+    part: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound = Bound(folder, monkeypatch)
+    journal, step = bound.made()
+    journal.add(step, {"fault": "", "ratio": 2.0})
+    journal, step = bound.made()
+    assert journal.get(step) == {"fault": "", "ratio": 2.0}, "in another process"
+    DEPENDS[part](bound)
+    journal, step = bound.made()
+    assert journal.get(step) is None
+    journal.add(step, {"fault": "", "ratio": 3.0})
+    assert journal.get(step) == {"fault": "", "ratio": 3.0}
+
+
+def test_what_a_device_is_called_is_in_its_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the host: processor, system and compiler; of a GPU: name, driver, the driver's API and compiler."""
+    here = measure.identity(device("host"))
+    assert set(here) == {"device", "driver", "toolchain"}
+    assert here["device"].startswith("host CPU (")
+    assert here["driver"] == platform.platform()
+    assert here["toolchain"].startswith("host: ")
+
+    class Card(GpuDevice):
+        def __init__(self, **facts: Any) -> None:
+            self.arch, self.toolchain, self.facts = arch("host"), None, facts
+
+        def describe(self) -> dict[str, Any]:
+            return self.facts
+
+    facts = {"name": "Card", "driver": "580.1", "driver_api": 13000}
+    found = measure.identity(Card(**facts))
+    assert (found["device"], found["driver"]) == ("Card", "driver 580.1, driver_api 13000")
+    others = [measure.identity(Card(**{**facts, name: "9"})) for name in facts]
+    assert len({json.dumps(one) for one in (found, *others)}) == 4
+
+
 @pytest.mark.parametrize(("edit", "anew"), [(ROWS_EDIT, STEPS), (TILE_EDIT, 4)], ids=["rows", "tile_batched"])
 def test_an_edited_template_restarts_what_it_changed(
     edit: Any, anew: int, folder: Path, measured: list[str], monkeypatch: pytest.MonkeyPatch
@@ -321,7 +533,7 @@ def test_the_command_says_how_to_go_on(
     monkeypatch.setattr(work, "_run", stopped)
     code, _, err = hfk(capsys, *arguments)
     assert code == 130
-    assert "interrupted; what is finished is kept, run it again to go on" in err
+    assert err.endswith("what is finished is kept, run it again to go on\ninterrupted\n")
     code, out, _ = hfk(capsys, *arguments, "--dry-run", "--json")
     assert [s["finished"] for s in json.loads(out)["steps"]] == [True, True, False, False, False, False]
 
@@ -351,7 +563,7 @@ def test_without_a_gpu_auto_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--route", "rows16"], "route 'rows16' is not known"),
+        (["--route", "rows16"], "--route is 'rows16'; did you mean rows8? legal: "),
         (["--route", "tile_batched"], "route tile_batched needs no evidence; those that do: "),
         (["--route", "rows8", "--head-dim", "64"], "route rows8 has no kernel for head_dim 64 with 2/1 heads"),
         (["--route", "verify_gqa", "--heads", "9/1"], "route verify_gqa has no kernel for head_dim 128, 256 with 9/1"),

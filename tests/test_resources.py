@@ -10,6 +10,8 @@ import pytest
 from hipfire_kernels.archs import arch
 from hipfire_kernels.building.resources import (
     FIELDS,
+    IN_MEMORY,
+    LABELS,
     Change,
     KernelArg,
     Resources,
@@ -111,6 +113,24 @@ def test_figures_equal_the_compilers_remark(name: str, threads: int, floats: int
     assert (live == 220) == bool(report["vgpr_spills"])
 
 
+@pytest.mark.parametrize(("key", "field"), [
+    (".vgpr_spill_count", "vgpr_spills"),
+    (".sgpr_spill_count", "sgpr_spills"),
+    (".private_segment_fixed_size", "scratch_bytes"),
+])  # fmt: skip
+def test_each_kind_of_spill_is_read_alone(key: str, field: str) -> None:
+    """A small number of the note is one byte behind its name; both kernels of the object have none."""
+    code = compiled(TWO).code
+    at = [i + len(key) for i in range(len(code)) if code.startswith(key.encode(), i)]
+    assert len(at) == 2
+    assert {code[i] for i in at} == {0}
+    spilling = bytes(7 if i in at else byte for i, byte in enumerate(code))
+    taken, before = read_resources(spilling, GFX1100, "first"), read_resources(code, GFX1100, "first")
+    assert getattr(taken, field) == 7
+    assert [change.field for change in diff(before, taken)] == [field]
+    assert field in IN_MEMORY
+
+
 def test_scratch_is_not_implied_by_spills() -> None:
     built = compiled(INDEXED)
     report = read_resources(built.code, GFX1100, "indexed")
@@ -182,6 +202,13 @@ class TestComparison:
             Change("kernarg_bytes", 64, 72, "changed"),
             Change("occupancy", 12, 10, "worse"),
         )
+
+    @pytest.mark.parametrize("field", FIELDS)
+    def test_what_more_of_each_is(self, field: str) -> None:
+        (change,) = diff(Resources(**{field: 8}), Resources(**{field: 9}))
+        neither = ("kernarg_bytes", "wavefront", "max_workgroup")
+        assert change.verdict == ("better" if field == "occupancy" else "changed" if field in neither else "worse")
+        assert field in neither or field in LABELS
 
     def test_more_waves_are_better(self) -> None:
         (change,) = diff(Resources(occupancy=8), Resources(occupancy=9))

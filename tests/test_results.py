@@ -31,6 +31,7 @@ def test_parity_on_the_card() -> None:
     assert sum(r["cases"] for r in found["grid"]) > 18_000
     assert not [r for r in found["grid"] if r["failed"]]
     assert all(r["worst"] <= 1e-5 for r in found["grid"] if "kv_cache" not in r["variant"])
+    assert found["bits"]
     assert all(found["bits"].values())
     assert found["beyond_2_31"] < 1e-5
     assert {r["longest"] for r in found["grid"]} >= {4097, 32768, 131072}

@@ -144,7 +144,7 @@ class TestCommand:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def test_refusals(self, capsys: pytest.CaptureFixture[str]) -> None:
-        for arguments, said in ((["--all", "--kind", "memory"], "required: undefined or address"), ([], "no VARIANT")):
+        for arguments, said in ((["--all", "--kind", "memory"], "legal: undefined, address"), ([], "no VARIANT")):
             with pytest.raises(SystemExit) as ended:
                 cli.app(["sanitize", *arguments])
             assert ended.value.code == 2

@@ -115,7 +115,6 @@ print(json.dumps({"seconds": time.perf_counter() - start, "modules": sorted({m.s
         "typer",
         "rich",
         "platformdirs",
-        "filelock",
         "elftools",
         "msgpack",
         "tokenizers",

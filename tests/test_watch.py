@@ -15,7 +15,7 @@ from mutants import GQA, MUTANTS, N64, ROWS, TILE_BATCHED, Mutant, _mutated_envi
 from tree_lab import Tree
 
 from hipfire_kernels import families
-from hipfire_kernels.authoring import render
+from hipfire_kernels.authoring import templates
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.inspecting import outline, watch_child
 from hipfire_kernels.inspecting.watch import Watch
@@ -60,7 +60,7 @@ class TestTurns:
     def edit(self, monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
         """As if a template had been saved, on top of what is edited already."""
         environment = _mutated_environment(mutant)
-        monkeypatch.setattr(render, "_environment", lambda: environment)
+        monkeypatch.setattr(templates, "_environment", lambda folder: environment)
 
     def test_of_each_large_family(self) -> None:
         assert sorted(m.family for m in FAULTS) == sorted([GQA, MMA, N64, TILE_BATCHED])
@@ -103,7 +103,7 @@ class TestTurns:
         ("planted", "says"),
         [
             ("*(volatile float*)8 = 1.0f;", "crashes, SIGSEGV: "),
-            ("for (volatile int i = 0; i < 1;) {}", "hangs, no answer"),
+            ("for (volatile int i = 0; i < 1;) {}", "hangs, no answer within 2 s of CPU time: "),
         ],
         ids=["crash", "hang"],
     )
@@ -138,7 +138,7 @@ class Watching:
         self.process = subprocess.Popen(
             tree.command("watch", *arguments), cwd=tree.root, env=tree.env, stdout=subprocess.PIPE, text=True
         )
-        self.limit = threading.Timer(60, self.process.kill)  # a line that never comes is a failure, not a hang
+        self.limit = threading.Timer(600, self.process.kill)  # a line that never comes is a failure, not a hang
         self.limit.start()
         self.said = self.until("s\n\n")
 
@@ -203,7 +203,7 @@ def test_watch(watching: Watching) -> None:
     assert "takes    gfx1100 attention_flash_q8_0_rows8_d4: VGPR 72 -> " in said
     assert "(worse)" in said
     watching.process.send_signal(signal.SIGINT)
-    assert watching.process.wait(10) == 0
+    assert watching.process.wait() == 130
 
 
 def test_saves_are_seen_when_the_file_is_replaced(tmp_path: Path) -> None:
@@ -226,4 +226,4 @@ print(next(saves(known)), flush=True)
     new.write_text((tree.root / "templates" / "softmax.h").read_text() + "// saved\n")
     new.rename(tree.root / "templates" / "softmax.h")
     assert running.stdout.readline() == "['softmax.h']\n"
-    assert running.wait(10) == 0
+    assert running.wait() == 0

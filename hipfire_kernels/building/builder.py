@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -19,6 +20,9 @@ from hipfire_kernels.building.resources import FIELDS, Resources, read_resources
 from hipfire_kernels.building.toolchains import Toolchain, host
 from hipfire_kernels.building.toolchains.registry import choose
 from hipfire_kernels.errors import ToolchainUnavailable
+
+log = logging.getLogger(__name__)
+"""Says on the level of information what is compiled, while it is."""
 
 
 class Buildable(Protocol):
@@ -102,11 +106,13 @@ def build(
         why = bundled.missing(variant.entry, target.name, source, host.machine)
         raise ToolchainUnavailable(f"{why}\n{error}") from None
     identity = compiler.identity(target)
-    # The arch's whole row and the fields of the report: both shape the resources that an entry holds.
+    # The arch's whole row, what a declaration says of itself, and the fields of the report: all shape the resources
+    # that an entry holds.
     key = artifact_key(
         source,
         variant.entry,
         repr(target),
+        _declared(variant, target),
         compiler.name,
         identity,
         list(compiler.options(target)),
@@ -176,16 +182,24 @@ def write_bundle(kernels: Iterable[tuple[Buildable, str]], folder: str | os.Path
     return bundle.write(built(), folder)
 
 
+def _declared(variant: Buildable, arch: Arch) -> list[int]:
+    """What the report takes from the declaration, where the compiled code does not say: LDS and threads of a block."""
+    if arch.dialect == "amd":
+        return []
+    return [variant.lds_bytes(arch.name), *([variant.threads(arch.name)] if arch.dialect == "nvidia" else [])]
+
+
 def _compile(variant: Buildable, arch: Arch, compiler: Toolchain, identity: str, source: str, key: str) -> Entry:
+    log.info("compiling %s for %s", variant.entry, arch.name)
     compiled = compiler.compile(source, arch)
     if arch.dialect == "amd":
         resources = read_resources(compiled.code, arch, variant.entry)
     elif arch.dialect == "nvidia":
-        resources = read_cubin(
-            compiled.code, arch, variant.entry, variant.lds_bytes(arch.name), variant.threads(arch.name)
-        )
+        lds_bytes, threads = _declared(variant, arch)
+        resources = read_cubin(compiled.code, arch, variant.entry, lds_bytes, threads)
     else:
-        resources = Resources(lds_bytes=variant.lds_bytes(arch.name))
+        (lds_bytes,) = _declared(variant, arch)
+        resources = Resources(lds_bytes=lds_bytes)
     return Entry(
         key=key,
         arch=arch.name,

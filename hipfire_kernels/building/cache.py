@@ -20,6 +20,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
+import fcntl
 import hashlib
 import json
 import logging
@@ -32,12 +34,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hipfire_kernels.building.storage import PROBES, TEMPORARY, ZIG, cache_root, make_private, publish
-
-if TYPE_CHECKING:
-    from filelock import FileLock
+from hipfire_kernels.building.processes import state_and_parent
+from hipfire_kernels.building.storage import PROBES, SCRATCH, TEMPORARY, ZIG, cache_root, make_private, publish
 
 SCHEMA = 1
 """Version of the entry format and of what a key is made from. Raise it when either changes."""
@@ -46,9 +46,12 @@ _MAGIC = "hipfire-artifact"
 _SUFFIX = ".hfk"
 _NAME = "?" * 64  # files here are named by a SHA-256; `clear` touches no others
 _IN_MEMORY = 256
+_POLL_S = 0.02
 _WAIT_NOTICE_S = 10.0
-_WAIT_LIMIT_S = 600.0  # the longest honest compile, the first by a wheel's compiler, takes seconds
+_WAIT_LIMIT_S = 120.0  # the longest honest compile, the first by a wheel's compiler, takes seconds
+_WAIT_UNSEEN_S = 5.0
 _STALE_S = 3600.0
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 _log = logging.getLogger(__name__)
 
@@ -206,7 +209,8 @@ class ArtifactCache:
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
-        shutil.rmtree(self.path / ZIG, ignore_errors=True)
+        for folder in (ZIG, SCRATCH):
+            shutil.rmtree(self.path / folder, ignore_errors=True)
         return len(entries)
 
     def entry_path(self, key: str) -> Path:
@@ -278,14 +282,21 @@ class ArtifactCache:
             folder = self.path / "locks"
             self._make_folder(folder)
             lock = _acquire(folder / (key + ".lock"))
-        except (OSError, NotImplementedError) as error:  # the latter: a file system that knows no flock
-            self._degrade(error)
+        except OSError as error:
             lock = None
+            if error.errno in _NO_LOCKS:
+                self._warn(
+                    "locks",
+                    f"the file system of {self.path} has no locks ({error.strerror}); processes that start together "
+                    "may each compile the same kernel",
+                )
+            else:
+                self._degrade(error)
         try:
             yield
         finally:
             if lock is not None:
-                lock.release()
+                os.close(lock)
 
 
 _caches: dict[Path, ArtifactCache] = {}
@@ -336,38 +347,52 @@ def _read(path: Path) -> Entry:
     return _unpack(data, path.name.removesuffix(_SUFFIX))
 
 
-def _acquire(path: Path) -> FileLock | None:
-    """Take the lock of a key. It is a flock: it dies with its holder, however that one ends.
+def _acquire(path: Path) -> int | None:
+    """Take the lock of a key: a file with a flock, which dies with its holder, however that one ends.
 
-    Returns None after `_WAIT_LIMIT_S`: the holder lives but is stuck, and to compile twice beats to wait on.
+    Returns None where to compile twice beats to wait on: after `_WAIT_LIMIT_S`, for the holder is stuck, and after
+    `_WAIT_UNSEEN_S` where no running process of this machine holds it. Another machine that shares the folder may, or
+    one that is gone: a file server forgets a lock long after its holder.
 
     Raises:
-        OSError: the folder cannot be written, or the file system has no locks.
+        OSError: the folder cannot be written to, or the file system has no locks.
     """
-    import filelock  # 40 ms to import, and only a miss needs it
-
-    lock = filelock.FileLock(path)
-    waited = 0.0
-    while waited < _WAIT_LIMIT_S:
-        try:
-            lock.acquire(timeout=_WAIT_NOTICE_S, poll_interval=0.01)
-            return lock
-        except filelock.Timeout:
-            waited += _WAIT_NOTICE_S
-            _log.info("waiting since %.0f s for process %s, which compiles; lock %s", waited, _holders(path), path)
-    _log.warning(
-        "process %s has held %s for %.0f s; compiling without the lock. End that process if it is stuck",
-        _holders(path), path, waited,
-    )  # fmt: skip
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        began = time.monotonic()
+        noted = unseen = began
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return file
+            time.sleep(_POLL_S)
+            now = time.monotonic()
+            holders = _holders(path)
+            if holders:
+                unseen = now
+            if now - began > _WAIT_LIMIT_S or now - unseen > _WAIT_UNSEEN_S:
+                break
+            if now - noted > _WAIT_NOTICE_S:
+                noted = now
+                _log.info("waiting since %.0f s for process %s, which compiles; lock %s", now - began, holders, path)
+        _log.warning(
+            "%s has held %s for %.0f s; compiling without the lock%s",
+            f"process {holders}" if holders else "no process that runs here", path, now - began,
+            ". End that process if it is stuck" if holders else "",
+        )  # fmt: skip
+    except BaseException:
+        os.close(file)
+        raise
+    os.close(file)
     return None
 
 
 def _holders(path: Path) -> str:
-    """Ids of the processes that hold a flock on the file, as far as the kernel tells."""
+    """Ids of the processes of this machine that hold a flock on the file and are not stopped."""
     try:
         inode = str(path.stat().st_ino)
         rows: Sequence[list[str]] = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
     except OSError:
-        return "unknown"
+        return ""
     pids = [row[4] for row in rows if row[1] == "FLOCK" and row[5].rpartition(":")[2] == inode]
-    return ", ".join(pids) or "unknown"
+    return ", ".join(pid for pid in pids if (state_and_parent(int(pid)) or "X")[0] not in "TtZX")

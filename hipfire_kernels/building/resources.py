@@ -40,6 +40,9 @@ LABELS = {
 }
 """What tables show, and what they call it."""
 
+IN_MEMORY = ("vgpr_spills", "sgpr_spills", "scratch_bytes")
+"""What a kernel must have none of."""
+
 
 @dataclass(frozen=True)
 class Resources:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -19,6 +21,11 @@ PROBES = "probes"
 
 ZIG = "hipfire-zig"
 """Subfolder of the cache that the `ziglang` compiler keeps of itself."""
+
+SCRATCH = "scratch"
+"""Subfolder of the cache for what lives for a moment, where the temporary folder does not serve."""
+
+_unfinished: set[Path] = set()
 
 
 def cache_root() -> Path:
@@ -70,6 +77,29 @@ def make_private(path: Path, root: Path) -> None:
         os.makedirs(folder, mode=0o700, exist_ok=True)
 
 
+def folder_bytes(folder: Path) -> int:
+    """Bytes of all files below a folder; 0 when there is none."""
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # removed since it was listed
+            total += path.stat().st_size if path.is_file() else 0
+    return total
+
+
+def reserve(folder: Path, room: int) -> None:
+    """See that so many bytes can be written into a folder, by the disk, by quotas and by limits.
+
+    Raises:
+        OSError: they cannot.
+    """
+    with tempfile.TemporaryFile(dir=folder) as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, room)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):  # a file system that cannot say
+                raise
+
+
 def publish(path: Path, data: bytes) -> None:
     """Write a file of the user's own (0600) so that a reader sees the old one, or the whole new one.
 
@@ -91,6 +121,7 @@ def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
         OSError: nothing was changed.
     """
     temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(8)}"
+    _unfinished.add(temporary)
     try:
         with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield file
@@ -101,3 +132,12 @@ def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+    finally:
+        _unfinished.discard(temporary)
+
+
+def remove_unfinished() -> None:
+    """Remove the files that are being written, of a process that ends now."""
+    for temporary in list(_unfinished):
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)

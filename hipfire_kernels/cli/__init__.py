@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from hipfire_kernels import __version__
 from hipfire_kernels.cli import (
+    _ending,
     _errors,
     _out,
     ab,
@@ -36,13 +37,18 @@ from hipfire_kernels.errors import HipfireError
 
 
 class _Commands(TyperGroup):
-    """All commands, with the one place where an error of the library becomes a message and an exit code."""
+    """All commands, with the one place where an error becomes a message and an exit code."""
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         """Run a command."""
         try:
             return super().invoke(ctx)
-        except HipfireError as error:
+        except KeyboardInterrupt as error:
+            _out.note("interrupted")
+            raise typer.Exit(_ending.INTERRUPTED) from error
+        except (HipfireError, OSError) as error:
+            if _ending.untaken() is not None:  # which the end says
+                raise typer.Exit(_errors.FAILED) from error
             _errors.report(error, as_json=_out.json_asked(ctx))
             raise typer.Exit(_errors.exit_code(error)) from error
 
@@ -72,7 +78,8 @@ def _root(
 ) -> None:
     """Author, build, verify and run speculative-verify attention kernels; no GPU required.
 
-    Exit codes: 0 done, 1 the check failed, 2 wrong usage or input, 3 refused (not admitted, not available).
+    Exit codes: 0 done, 1 the check failed, 2 wrong usage or input, 3 refused (not admitted, not available),
+    130 interrupted.
     """
 
 
@@ -102,5 +109,11 @@ app.command()(doctor.doctor)
 
 def main() -> None:
     """The entry point of `hfk`."""
-    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr)
+    _ending.run(_logged)
+
+
+def _logged() -> None:
+    shown = logging.StreamHandler(sys.stderr)
+    shown.setLevel(logging.WARNING)
+    logging.basicConfig(format="%(levelname)s: %(message)s", handlers=[shown])
     app()

@@ -22,7 +22,7 @@ from hipfire_kernels.errors import (
 FAILED, USAGE, REFUSED = 1, 2, 3
 """Exit codes: the check failed; wrong usage or input; refused, for it is not admitted or not available."""
 
-_CODES: tuple[tuple[type[HipfireError], int], ...] = (
+_CODES: tuple[tuple[type[Exception], int], ...] = (
     (InputError, USAGE),
     (CheckpointError, USAGE),
     (NotAdmitted, REFUSED),
@@ -31,26 +31,29 @@ _CODES: tuple[tuple[type[HipfireError], int], ...] = (
     (UndefinedBehaviour, FAILED),
     (DeviceError, REFUSED),
     (HipfireError, FAILED),
+    (OSError, FAILED),
 )
 """The first class that an error is of decides."""
 
 _AROUND = 3
 
 
-def exit_code(error: HipfireError) -> int:
+def exit_code(error: HipfireError | OSError) -> int:
     """The exit code an error stands for."""
     return next(code for kind, code in _CODES if isinstance(error, kind))
 
 
-def report(error: HipfireError, *, as_json: bool) -> None:
+def report(error: HipfireError | OSError, *, as_json: bool) -> None:
     """Say what went wrong: on stderr, and with `--json` as the document too."""
     _out.note(f"error: {describe(error)}")
     if as_json:
         _out.document({"error": {"kind": type(error).__name__, "message": describe(error)}})
 
 
-def describe(error: HipfireError) -> str:
+def describe(error: HipfireError | OSError) -> str:
     """The message of an error; for a refused source also the lines around the first error, and the compiler's log."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
     if not isinstance(error, CompileError):
         return str(error)
     places, found = Places.of(error.source), diagnostics.read(error.log, error.source)

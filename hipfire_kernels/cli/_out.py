@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from hipfire_kernels.errors import InputError
 
 _JSON_ASKED = "hipfire_kernels.json"
 PIPE_WIDTH = 10_000
@@ -17,8 +22,9 @@ PIPE_WIDTH = 10_000
 
 
 def _remember(context: typer.Context, value: bool) -> bool:
-    context.meta[_JSON_ASKED] = value
-    return value
+    # Of a group too: `hfk cache --json ls` is `hfk cache ls --json`.
+    context.meta[_JSON_ASKED] = value or json_asked(context)
+    return json_asked(context)
 
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.", is_eager=True, callback=_remember)]
@@ -28,6 +34,61 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.
 def json_asked(context: typer.Context) -> bool:
     """Whether the running command was given `--json`."""
     return bool(context.meta.get(_JSON_ASKED))
+
+
+def new_file(help: str) -> Any:
+    """A Typer option for a file to write: refused before the work where it cannot be one."""
+    return typer.Option(help=help, metavar="FILE", callback=_check_new)
+
+
+def new_file_argument(help: str) -> Any:
+    """The same as an argument."""
+    return typer.Argument(help=help, callback=_check_new)
+
+
+def new_folder(help: str) -> Any:
+    """A Typer option for a folder, which is made once there is something to put into it."""
+    return typer.Option(help=help, metavar="FOLDER", callback=_check_new_folder)
+
+
+def _check_new_folder(param: typer.CallbackParam, folder: Path) -> Path:
+    above = folder.absolute()
+    while not above.exists():
+        above = above.parent
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        why = "no permission for it" if above.is_dir() else "it is no folder"
+        raise InputError(f"{param.opts[-1]} {folder} cannot be made in {above}: {why}; name another folder")
+    return folder
+
+
+def _check_new(param: typer.CallbackParam, file: Path | None) -> Path | None:
+    if file is None:
+        return None
+    name = param.opts[-1] if param.param_type_name == "option" else str(param.name).upper()
+    folder = file.absolute().parent
+    if file.is_dir():
+        raise InputError(f"{name} {file} is a folder; required: a file to write")
+    if not folder.is_dir():
+        why = "is no folder" if folder.exists() else "does not exist; create it"
+        raise InputError(f"{name} {file} cannot be written: the folder {folder} {why}, or name another file")
+    there = file.exists()
+    if not os.access(file if there else folder, os.W_OK):
+        raise InputError(f"{name} {file} cannot be written: no permission for {file if there else folder}")
+    return file
+
+
+def save(file: Path | None, text: str) -> None:
+    """Write a result to a file, if one is wanted. Comes last: what was found is on the screen by then.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    if file is None:
+        return
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{file} cannot be written ({error.strerror}); name another file") from error
 
 
 def document(value: Any) -> None:
@@ -65,6 +126,26 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, numeric: Seq
     with console.capture() as captured:
         console.print(shown)
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+class _Compiling(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        note(record.getMessage())
+
+
+@contextlib.contextmanager
+def compiling() -> Iterator[None]:
+    """Say on stderr which kernels are compiled in the block, while they are."""
+    from hipfire_kernels.building.builder import log
+
+    before, handler = log.level, _Compiling()
+    log.setLevel(logging.INFO)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
 
 
 Step = Callable[[str], None]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
 from hipfire_kernels.authoring.family import KernelFamily, Variant
+from hipfire_kernels.cli import _choices
 from hipfire_kernels.errors import InputError
 from hipfire_kernels.kernels import families
 
@@ -68,7 +68,7 @@ def _by_entry(name: str) -> Variant:
         return entries[name]
     names = [*families(), *entries]
     inside = [n for n in names if name and name in n]
-    close = inside[:8] or difflib.get_close_matches(name, names, n=5, cutoff=0.5)
+    close = inside[:8] or _choices.closest(name, names, most=5)
     hint = f"did you mean {_listed(close)}?" if close else "`hfk list` has all names"
     raise InputError(f"no kernel family or variant is named {name!r}; {hint}")
 
@@ -76,14 +76,14 @@ def _by_entry(name: str) -> Variant:
 def _parameter(family: KernelFamily, text: str) -> tuple[str, Any]:
     """`head_dim=128` as the name and the declared value it spells."""
     name, equals, value = text.partition("=")
-    if not equals or name not in family.params:
+    if not equals:
         raise InputError(
             f"--param is {text!r}; required: KEY=VALUE, KEYs of {family.name} are {_listed(family.params)}"
         )
-    for legal in family.params[name]:
-        if str(legal).lower() == value.lower():
-            return name, legal
-    raise InputError(f"--param is {text!r}; legal values of {name}: {_listed(family.params[name])}")
+    _choices.require("the KEY of --param", name, family.params)
+    legal = {str(value).lower(): value for value in family.params[name]}
+    _choices.require(f"--param {name}", value.lower(), legal)
+    return name, legal[value.lower()]
 
 
 def _listed(values: Any) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hipfire_kernels.cli import _out
+from hipfire_kernels.cli import _choices, _out
 from hipfire_kernels.cli._errors import FAILED
 from hipfire_kernels.errors import InputError
 
@@ -28,7 +28,7 @@ def ab(
             help="One switch (unset: not set), kv_format, block_size, device or route, with its two values.",
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="host, cuda:N, hip:N.")] = "host",
+    device: Annotated[str, _choices.option(_choices.devices, metavar="DEVICE", help="host, cuda:N, hip:N.")] = "host",
     repeats: Annotated[int, typer.Option(help="Of off,on,on,off,off,on; even, at least 4.")] = 6,
     ctx: Annotated[
         int | None, typer.Option(help="Kernel: keys [default: 4096]. Generate: repeat the prompt to so many tokens.")
@@ -41,7 +41,7 @@ def ab(
     target: Annotated[Path | None, typer.Option(help="Generate: checkpoint. [default: the demo pair]")] = None,
     draft: Annotated[Path | None, typer.Option(help="Generate: its draft. [default: the demo pair's]")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Generate: new tokens.")] = 64,
-    out: Annotated[Path | None, typer.Option(help="Also write the JSON document here.")] = None,
+    out: Annotated[Path | None, _out.new_file("Also write the JSON document here.")] = None,
     as_json: _out.Json = False,
 ) -> None:
     """Paired A/B run with a verdict only where there is one. Exit code 1 if the arms differ in more or it is traced."""
@@ -58,12 +58,11 @@ def ab(
     _out.note(f"declared order: {' '.join(order)}")
     with _out.progress("sample", len(order)) as step:
         document = work.run(experiment, repeats, step)
-    if out is not None:
-        out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     if as_json:
         _out.document(document)
     else:
         print(work.describe(document))
+    _out.save(out, json.dumps(document, indent=1) + "\n")
     if document["judgement"] is None:
         raise typer.Exit(FAILED)
 

@@ -8,18 +8,20 @@ from typing import Annotated
 
 import typer
 
-from hipfire_kernels.cli import _out
+from hipfire_kernels.cli import _choices, _out
 from hipfire_kernels.errors import DeviceError, InputError
 
 
 def bench(
-    device: Annotated[str, typer.Option(help="A GPU: cuda:N, hip:N, or auto for the first.")] = "auto",
+    device: Annotated[
+        str, _choices.option(_choices.devices, metavar="DEVICE", help="A GPU: cuda:N, hip:N, or auto for the first.")
+    ] = "auto",
     ctx: Annotated[str, typer.Option(help="Contexts, comma-separated.")] = "2048,4096,20676,32768,131072",
     rows: Annotated[str, typer.Option(help="Query rows, comma-separated.")] = "4,8,16,32",
     head_dim: Annotated[str, typer.Option(help="head_dims, comma-separated.")] = "128,256",
     rounds: Annotated[int, typer.Option(min=4, help="Times each route is timed per shape.")] = 30,
     no_check: Annotated[bool, typer.Option("--no-check", help="Skip the float64 oracle.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Also write the JSON document here.")] = None,
+    out: Annotated[Path | None, _out.new_file("Also write the JSON document here.")] = None,
     as_json: _out.Json = False,
 ) -> None:
     """Time every route on the device: cold L2, median and quartiles, ratio to the established route, worst error."""
@@ -40,14 +42,13 @@ def bench(
     document = kernels.provenance(on)
     with _out.progress("shape", len(shapes)) as step:
         document["rows"] = kernels.table(on, shapes, rounds, not no_check, step)
-    if out is not None:
-        out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     if as_json:
         _out.document(document)
     else:
         driver = document.get("driver") or document["driver_api"]
         print(f"{document['name']}, driver {driver}, {document['compiler']}, {document['date']}")
         print("\n".join(kernels.describe(row) for row in document["rows"]))
+    _out.save(out, json.dumps(document, indent=1) + "\n")
 
 
 def numbers(name: str, text: str) -> tuple[int, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -10,12 +9,23 @@ import typer
 from hipfire_kernels.cli import _out
 from hipfire_kernels.cli._errors import FAILED, refuse
 
-app = typer.Typer(help="The compiled kernels on disk.", no_args_is_help=True)
+app = typer.Typer(help="The compiled kernels on disk.")
 
 
-def folder_bytes(folder: Path) -> int:
-    """Bytes of all files below a folder; 0 when there is none."""
-    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+@app.callback(invoke_without_command=True)
+def summary(context: typer.Context, as_json: _out.Json = False) -> None:
+    """The compiled kernels on disk: how many, how large, where."""
+    from hipfire_kernels.building.cache import default_cache
+    from hipfire_kernels.building.storage import folder_bytes
+
+    if context.invoked_subcommand is not None:
+        return
+    cache = default_cache()
+    count, size = sum(1 for _ in cache.entries()), folder_bytes(cache.path)
+    if as_json:
+        _out.document({"path": str(cache.path), "kernels": count, "bytes": size})
+    else:
+        print(f"{count} kernels, {size / 1e6:.1f} MB in {cache.path}; `hfk cache --help` says what can be done")
 
 
 @app.command("ls")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hipfire_kernels.cli import _out
+from hipfire_kernels.cli import _choices, _out
 from hipfire_kernels.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 def convert(
     source: Annotated[Path, typer.Argument(help="Folder of a Qwen3.5 checkpoint or of a DFlash draft.")],
-    out: Annotated[Path, typer.Argument(help="The container to write: NAME.hfq or NAME.mq4.")],
+    out: Annotated[Path, _out.new_file_argument("The container to write: NAME.hfq or NAME.mq4.")],
     wanted: Annotated[
-        str, typer.Option("--format", help="Of the matrices: mq4 (4.25 bits), q8 (8.5 bits), f16 or f32.")
+        str,
+        _choices.option(("mq4", "q8", "f16", "f32"), "--format", help="Of the matrices: mq4 4.25 bits, q8 8.5 bits."),
     ] = "mq4",
     as_json: _out.Json = False,
 ) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hipfire_kernels.building.resources import LABELS
-from hipfire_kernels.cli import _out, _select
+from hipfire_kernels.cli import _choices, _out, _select
 from hipfire_kernels.cli.isa import print_counts
 from hipfire_kernels.errors import HipfireError, InputError
 
@@ -40,8 +40,12 @@ class _Side:
 def diff(
     a: Annotated[str, typer.Argument(metavar="A", help="VARIANT, or VARIANT@REVISION of git.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The same; @REVISION alone for the variant of A.")],
-    arch: Annotated[str, typer.Option(help="The arch of source, resources and instructions.")] = "gfx1100",
-    device: Annotated[str, typer.Option(help="Where parity and time are taken.")] = "host",
+    arch: Annotated[
+        str, _choices.option(_choices.archs, metavar="ARCH", help="The arch of source, resources and instructions.")
+    ] = "gfx1100",
+    device: Annotated[
+        str, _choices.option(_choices.devices, metavar="DEVICE", help="Where parity and time are taken.")
+    ] = "host",
     as_json: _out.Json = False,
 ) -> None:
     """Compare two kernels: source, resources, instructions, parity, and time in one interleaved run.
@@ -52,8 +56,9 @@ def diff(
 
     on = runtime.device(device)
     first = a.partition("@")[0]
-    sides = [_side(text, arch, on) for text in (a, first + b if b.startswith("@") else b)]
-    times, why_not = _times(sides, on)
+    with _out.compiling():
+        sides = [_side(text, arch, on) for text in (a, first + b if b.startswith("@") else b)]
+        times, why_not = _times(sides, on)
     changes = _changes(sides)
     text = _source(sides, arch)
     if as_json:

@@ -20,7 +20,7 @@ def doctor(checkpoint: Checkpoint = None, as_json: _out.Json = False) -> None:
     """What is found here, what will be used, and why."""
     from hipfire_kernels import __version__
     from hipfire_kernels.building.cache import default_cache
-    from hipfire_kernels.cli.cache import folder_bytes
+    from hipfire_kernels.building.storage import folder_bytes
     from hipfire_kernels.dispatch import policy
     from hipfire_kernels.running.devices import devices
 

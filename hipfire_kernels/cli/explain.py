@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hipfire_kernels.cli import _out
+from hipfire_kernels.cli import _choices, _out
 from hipfire_kernels.cli._errors import REFUSED
 from hipfire_kernels.errors import InputError
 
@@ -23,14 +23,20 @@ _SHAPES: dict[str, dict[str, Any]] = {
 
 
 def explain(
-    arch: Annotated[str, typer.Option(help="gfx1100, ...; all: one line for each known arch.")],
-    workload: Annotated[str, typer.Option(help="verify or draft.")] = "verify",
-    kv_format: Annotated[str | None, typer.Option(help="[default: q8_0; draft: f32]")] = None,
+    arch: Annotated[
+        str, _choices.option(_choices.archs_or_all, metavar="ARCH", help="gfx1100, ...; all: one line for each arch.")
+    ],
+    workload: Annotated[str, _choices.option(tuple(_SHAPES), help="Whose attention.")] = "verify",
+    kv_format: Annotated[
+        str | None, _choices.option(("q8_0", "f16", "f32"), help="Of the cache. [default: q8_0; draft: f32]")
+    ] = None,
     head_dim: Annotated[int | None, typer.Option(help="Values per head. [default: 256; draft: 128]")] = None,
     heads: Annotated[str | None, typer.Option(help="Query/KV heads. [default: 24/4; draft: 32/8]")] = None,
     rows: Annotated[int, typer.Option(help="Query rows.")] = 16,
     ctx: Annotated[int, typer.Option(help="Live context: keys the last row may see.")] = 32768,
-    layout: Annotated[str, typer.Option(help="chain, tree or independent.")] = "chain",
+    layout: Annotated[
+        str, _choices.option(("chain", "tree", "independent"), help="How the rows depend on each other.")
+    ] = "chain",
     window: Annotated[int, typer.Option(help="Keys a row sees; 0 for all.")] = 0,
     capturing: Annotated[bool, typer.Option("--capturing", help="A graph is being captured.")] = False,
     recording: Annotated[bool, typer.Option("--recording", help="Launches are recorded for replay.")] = False,
@@ -41,7 +47,7 @@ def explain(
     from hipfire_kernels.archs import ARCHS
     from hipfire_kernels.dispatch import AttendRequest, admit
 
-    shape = _SHAPES.get(workload, _SHAPES["verify"])
+    shape = _SHAPES[workload]
     n_heads, n_kv_heads = heads_of(heads or shape["heads"])
     request = AttendRequest(
         arch=arch,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hipfire_kernels.cli import _out, _select
+from hipfire_kernels.cli import _choices, _out, _select
 from hipfire_kernels.cli._errors import FAILED
 from hipfire_kernels.errors import InputError
 
@@ -24,14 +24,15 @@ if TYPE_CHECKING:
     from hipfire_kernels.testing.case import FuzzCase
 
 LimitS = Annotated[
-    float, typer.Option("--limit", min=1, help="Seconds a case may take, compilation included; then it hangs.")
+    float, typer.Option("--limit", min=1, help="CPU seconds a case may take, not counting compilation; then it hangs.")
 ]
+Device = Annotated[str, _choices.option(_choices.devices, metavar="DEVICE", help="Where to run.")]
 
 
 def fuzz(
     variants: _select.Variants = None,
     everything: _select.All = False,
-    device: Annotated[str, typer.Option(help="Where to run.")] = "host",
+    device: Device = "host",
     count: Annotated[int | None, typer.Option(min=0, help="Drawn cases. [default: 1000 without --seconds]")] = None,
     seconds: Annotated[float | None, typer.Option(min=0, help="For how long, instead of or besides --count.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of the campaign. [default: the time]")] = None,
@@ -44,7 +45,7 @@ def fuzz(
     work: Annotated[int | None, typer.Option(min=1, help="Most rows x heads x keys x head_dim of a case.")] = None,
     failures: Annotated[int, typer.Option(min=1, help="Stop after so many failures.")] = 20,
     ledger: Annotated[Path | None, typer.Option(help="Known cases, run first. [default: those that ship]")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for failing cases.")] = Path("fuzz-failures"),
+    out: Annotated[Path, _out.new_folder("Folder for failing cases.")] = Path("fuzz-failures"),
     merge: Annotated[list[Path] | None, typer.Option(help="Add up JSON results of shards; runs nothing.")] = None,
     as_json: _out.Json = False,
 ) -> None:
@@ -83,8 +84,19 @@ def fuzz(
         "shard": "all" if ray else shard,
         "device": device,
     }
-    files = campaign.write_failures(campaign.failures_of(result), out) if result["failures"] else []
+    files = _written(result, out)
     _report({**about, **result}, files, as_json)
+
+
+def _written(result: dict[str, Any], folder: Path) -> list[Path]:
+    """The files of the failing cases; none, and a word about it, where they cannot be written: they are printed too."""
+    from hipfire_kernels.testing import campaign
+
+    try:
+        return campaign.write_failures(campaign.failures_of(result), folder) if result["failures"] else []
+    except OSError as error:
+        _out.note(f"error: {folder} takes no failing cases ({error.strerror})")
+        return []
 
 
 def _run_on_ray(settings: Settings, known: list[FuzzCase]) -> dict[str, Any]:
@@ -143,7 +155,7 @@ def _print(result: dict[str, Any], files: list[Path]) -> None:
 
 def replay(
     file: Annotated[Path, typer.Argument(help="A case, or a file with one a line.")],
-    device: Annotated[str, typer.Option(help="Where to run.")] = "host",
+    device: Device = "host",
     limit: LimitS = 60,
     as_json: _out.Json = False,
 ) -> None:

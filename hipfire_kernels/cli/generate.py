@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import time
@@ -12,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hipfire_kernels.cli import _out
-from hipfire_kernels.errors import InputError
+from hipfire_kernels.cli import _choices, _out
+from hipfire_kernels.errors import CheckpointError, InputError
 
 if TYPE_CHECKING:
     from hipfire_kernels.model import Engine, Generation, GenerationResult, Tokenizer
@@ -24,7 +25,7 @@ BlockSize = Annotated[
     int | None,
     typer.Option(help="Rows of a speculative block; 1: no speculation. [default: the draft's own]"),
 ]
-KvFormat = Annotated[str, typer.Option(help="q8_0: the kernels; f32: plain numpy attention.")]
+KvFormat = Annotated[str, _choices.option(("q8_0", "f32"), help="q8_0: the kernels; f32: plain numpy attention.")]
 NoDraft = Annotated[bool, typer.Option("--no-draft", help="Decode token by token.")]
 Ngram = Annotated[
     bool, typer.Option("--ngram", help="Instead of a draft: what followed the last tokens when they came before.")
@@ -33,7 +34,8 @@ AdaptiveB = Annotated[
     bool | None,
     typer.Option(help="Verify fewer rows than drafted where few are accepted. [default: HIPFIRE_DFLASH_ADAPTIVE_B]"),
 ]
-Trace = Annotated[Path | None, typer.Option(help="Append a JSON line for each cycle to this file.")]
+_SPECULATION = ("auto", "on", "off")
+Trace = Annotated[Path | None, _out.new_file("Append a JSON line for each cycle to this file.")]
 
 
 def demo(
@@ -44,7 +46,7 @@ def demo(
     no_draft: NoDraft = False,
     ngram: Ngram = False,
     speculation: Annotated[
-        str | None, typer.Option(help="on: in every cycle; auto: where it pays; off. [default: on]")
+        str | None, _choices.option(_SPECULATION, help="on: in every cycle; auto: where it pays. [default: on]")
     ] = None,
     adaptive_b: AdaptiveB = None,
     trace: Trace = None,
@@ -56,10 +58,16 @@ def demo(
     prompts = demo_prompts()
     if not 0 <= index < len(prompts):
         raise InputError(f"--index is {index}; the demo has the prompts 0 .. {len(prompts) - 1}")
-    session = _open(None, kv_format, _Proposer(None, no_draft, ngram, speculation))
     usual = "off" if no_draft or block_size == 1 else "on"
-    options = {"speculation": speculation or usual, "adaptive_b": adaptive_b, "trace": trace}
-    _run(session, prompts[index], max_new_tokens, block_size, as_json, echo=True, options=options)
+    options = {
+        "max_new_tokens": max_new_tokens,
+        "block_size": block_size,
+        "speculation": speculation or usual,
+        "adaptive_b": adaptive_b,
+        "trace": trace,
+    }
+    session = _open(None, kv_format, _Proposer(None, no_draft, ngram, speculation), prompts[index], options)
+    _run(session, as_json, options, echo=prompts[index])
 
 
 def generate(
@@ -79,9 +87,10 @@ def generate(
     ngram: Ngram = False,
     speculation: Annotated[
         str | None,
-        typer.Option(
-            help="auto: where it pays, and without a draft that cannot be loaded; on: in every cycle; off. "
-            "[default: where it pays, with a --draft that can be loaded]"
+        _choices.option(
+            _SPECULATION,
+            help="auto: where it pays, and without a draft that cannot be loaded; on: in every cycle. "
+            "[default: where it pays, with a --draft that can be loaded]",
         ),
     ] = None,
     adaptive_b: AdaptiveB = None,
@@ -105,11 +114,20 @@ def generate(
         text = _as_chat(target, text, system, thinking)
     elif system is not None or thinking is not None:
         raise InputError("--system and --thinking say how a chat goes; pass --chat too")
-    session = _open(target, kv_format, _Proposer(draft, no_draft, ngram, speculation))
-    control = {"speculation": speculation or "auto", "adaptive_b": adaptive_b, "trace": trace}
-    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    ends = {"min_new_tokens": min_new_tokens, "stop_strings": stop or []}
-    _run(session, text, max_new_tokens, block_size, as_json, options={**control, **sampling, **ends})
+    options = {
+        "max_new_tokens": max_new_tokens,
+        "block_size": block_size,
+        "speculation": speculation or "auto",
+        "adaptive_b": adaptive_b,
+        "trace": trace,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "seed": seed,
+        "min_new_tokens": min_new_tokens,
+        "stop_strings": stop or [],
+    }
+    _run(_open(target, kv_format, _Proposer(draft, no_draft, ngram, speculation), text, options), as_json, options)
 
 
 def _prompt(prompt: str | None, file: Path | None) -> str:
@@ -165,6 +183,7 @@ class _Session:
 
     engine: Engine
     tokenizer: Tokenizer
+    prompt: Sequence[int]
     blas_threads: int | None
 
 
@@ -182,6 +201,23 @@ class _Proposer:
         if len(given := [name for name, is_given in options.items() if is_given]) > 1:
             raise InputError(f"{' and '.join(given)} are given together; required: one of them")
 
+    def limits(self, usual: Path | None) -> tuple[int | None, str | None]:
+        """Block size of the draft, and why there is none where it may fail: for `Limits`. Reads its config alone."""
+        from hipfire_kernels.model import NgramDraft
+        from hipfire_kernels.model.draft_config import read_draft_config
+
+        path = self.draft or usual
+        if self.ngram:
+            return NgramDraft().block_size, None
+        if self.no_draft or path is None:
+            return None, None
+        try:
+            return read_draft_config(path).block_size, None
+        except CheckpointError as error:
+            if self.speculation != "auto":
+                raise
+            return None, str(error)
+
     def open(self, usual: Path | None) -> Draft | Callable[[], Draft] | None:
         """For `Engine`: a draft, a function that loads one where it may fail, or None. `usual` is the default draft."""
         from hipfire_kernels.cli import _load
@@ -195,45 +231,75 @@ class _Proposer:
         return functools.partial(_load.draft, path) if self.speculation == "auto" else _load.draft(path)
 
 
-def _open(target: Path | None, kv_format: str, proposer: _Proposer) -> _Session:
-    """Load the checkpoints that the options name."""
+def _open(target: Path | None, kv_format: str, proposer: _Proposer, text: str, options: Mapping[str, Any]) -> _Session:
+    """Load the checkpoints that the options name, after checking what is asked of them against their configs.
+
+    Args:
+        text: the prompt.
+        options: of `Engine.stream`.
+    """
     from hipfire_kernels.cli import _load
     from hipfire_kernels.model import Engine, Tokenizer, demo_pair_path
 
-    _out.note(f"loading {target or 'the demo pair'}; kernels that are not cached yet are compiled first")
     blas_threads = 1 if target is None else None
     usual = demo_pair_path() / "draft" if target is None else None
-    target = target or demo_pair_path() / "target"
-    tokenizer = Tokenizer(target)
-    model = _load.target(target)
+    at = target or demo_pair_path() / "target"
+    tokenizer = Tokenizer(at)
+    prompt = tokenizer.encode(text)
+    _check(at, proposer, usual, tokenizer, prompt, options)
+    _out.note(f"loading {target or 'the demo pair'}; kernels that are not cached yet are compiled first")
+    model = _load.target(at)
     tokenizer.check_pairing(model.config)
-    return _Session(Engine(model, proposer.open(usual), kv_format=kv_format), tokenizer, blas_threads)
+    return _Session(Engine(model, proposer.open(usual), kv_format=kv_format), tokenizer, prompt, blas_threads)
 
 
-def _run(
-    session: _Session,
-    text: str,
-    max_new_tokens: int,
-    block_size: int | None,
-    as_json: bool,
-    echo: bool = False,
-    options: Mapping[str, Any] | None = None,
+def _check(
+    target: Path,
+    proposer: _Proposer,
+    usual: Path | None,
+    tokenizer: Tokenizer,
+    prompt: Sequence[int],
+    options: Mapping[str, Any],
 ) -> None:
+    """Refuse, before anything large is read, what `Engine.stream` would refuse."""
+    from hipfire_kernels.model.config import read_target_config
+    from hipfire_kernels.model.conversation import Requests
+    from hipfire_kernels.model.request import Limits, Request
+
+    class Checked(Requests):
+        """Takes requests and runs none."""
+
+        limits = Limits(read_target_config(target), *proposer.limits(usual))
+
+        def start(self, request: Request) -> Generation:
+            raise _Legal
+
+    with contextlib.suppress(_Legal):
+        # A trace would be opened, and the records of it counted.
+        Checked().stream(prompt, **{**options, "tokenizer": tokenizer, "trace": None})
+
+
+class _Legal(Exception):
+    """A request was checked."""
+
+
+def _run(session: _Session, as_json: bool, options: Mapping[str, Any], echo: str = "") -> None:
     """Generate, print the text as it comes, then what it took.
 
-    `echo` prints the prompt before it; `options` are further ones of `Engine.stream`.
+    Args:
+        options: of `Engine.stream`.
+        echo: printed before it.
     """
     from threadpoolctl import threadpool_limits
 
-    engine, prompt = session.engine, session.tokenizer.encode(text)
-    options = {"block_size": block_size, "tokenizer": session.tokenizer, **(options or {})}
-    with threadpool_limits(session.blas_threads):
-        generation = engine.stream(prompt, max_new_tokens, **options)
+    engine, options = session.engine, {**options, "tokenizer": session.tokenizer}
+    with threadpool_limits(session.blas_threads), _out.compiling():
+        generation = engine.stream(session.prompt, **options)
         # One cycle first, so that every kernel is built and loaded before anything is timed.
-        plain = engine.draft is None or block_size == 1 or options["speculation"] == "off"
-        engine.generate(prompt[:1], 1 if plain else 2, stop=(), speculation="off" if plain else "on")
+        plain = engine.draft is None or options["block_size"] == 1 or options["speculation"] == "off"
+        engine.generate(session.prompt[:1], 1 if plain else 2, stop=(), speculation="off" if plain else "on")
         if echo and not as_json:
-            typer.secho(text, dim=True, nl=False)
+            typer.secho(echo, dim=True, nl=False)
         pieces, prefill_s, decode_s = _drain(generation, session.tokenizer, as_json, options.get("stop_strings", ()))
     summary = _summary(generation.result, prefill_s, decode_s)
     if as_json:

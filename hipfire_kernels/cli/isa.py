@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hipfire_kernels.authoring.places import NOWHERE, Places
-from hipfire_kernels.cli import _out, _select
+from hipfire_kernels.cli import _choices, _out, _select
 
 if TYPE_CHECKING:
     from hipfire_kernels.inspecting.isa import Counts, Listing
@@ -18,9 +18,12 @@ _MARGIN = 11
 
 def isa(
     name: Annotated[str, typer.Argument(metavar="VARIANT", help="A variant's entry name, or a family with --param.")],
-    arch: Annotated[str, typer.Option(help="A gfx or sm arch.")],
+    arch: Annotated[str, _choices.option(_choices.archs, metavar="ARCH", help="A gfx or sm arch.")],
     param: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Repeatable.")] = None,
-    toolchain: Annotated[str | None, typer.Option(help="clang or nvrtc. [default: the first that works]")] = None,
+    toolchain: Annotated[
+        str | None,
+        _choices.option(_choices.toolchains, metavar="NAME", help="clang or nvrtc. [default: the first that works]"),
+    ] = None,
     counts: Annotated[bool, typer.Option("--counts", help="The counts alone.")] = False,
     as_json: _out.Json = False,
 ) -> None:
@@ -30,7 +33,8 @@ def isa(
     """
     from hipfire_kernels.inspecting.isa import listing
 
-    listed = listing(_select.one(name, param or []), arch, toolchain)
+    with _out.compiling():
+        listed = listing(_select.one(name, param or []), arch, toolchain)
     if as_json:
         _out.document(_document(listed, with_code=not counts))
         return

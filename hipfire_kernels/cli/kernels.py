@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hipfire_kernels.building.resources import LABELS
-from hipfire_kernels.cli import _compare, _errors, _out, _select
+from hipfire_kernels.building.resources import IN_MEMORY, LABELS
+from hipfire_kernels.cli import _choices, _compare, _errors, _out, _select
 from hipfire_kernels.errors import RenderError, ToolchainError
 
 if TYPE_CHECKING:
     from hipfire_kernels.authoring.family import Variant
-
-SPILLS = ("vgpr_spills", "sgpr_spills", "scratch_bytes")
-"""What a kernel must not have."""
 
 
 def list_(as_json: _out.Json = False) -> None:
@@ -67,7 +63,7 @@ def _family(name: str) -> dict[str, Any]:
 
 def render(
     name: Annotated[str, typer.Argument(metavar="FAMILY", help="A family, or one variant's entry name.")],
-    arch: Annotated[str, typer.Option(help="The arch to render for.")],
+    arch: Annotated[str, _choices.option(_choices.archs, metavar="ARCH", help="The arch to render for.")],
     param: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Repeatable.")] = None,
     as_json: _out.Json = False,
 ) -> None:
@@ -90,9 +86,17 @@ def build(
     variants: _select.Variants = None,
     *,
     everything: _select.All = False,
-    arch: Annotated[str, typer.Option(metavar="ARCH,...", help="The archs to build for, or all.")],
+    arch: Annotated[
+        str,
+        _choices.option(_choices.archs_or_all, listed=True, metavar="ARCH,...", help="The archs to build for, or all."),
+    ],
     toolchain: Annotated[
-        str | None, typer.Option(help="clang, hiprtc or host. [default: the first that works]")
+        str | None,
+        _choices.option(
+            _choices.toolchains,
+            metavar="NAME",
+            help="clang, hiprtc, nvrtc, host, host+undefined or host+address. [default: the first that works]",
+        ),
     ] = None,
     against: Annotated[Path | None, typer.Option(help="An earlier --json report: say what changed.")] = None,
     as_json: _out.Json = False,
@@ -138,8 +142,10 @@ def check_archs(text: str, toolchain: str | None) -> list[str]:
 def _build_all(variants: list[Variant], archs: list[str], toolchain: str | None) -> list[dict[str, Any]]:
     """Build every variant for every arch, as many at a time as there are cores: compilers are processes."""
     jobs = [(variant, arch) for arch in archs for variant in variants]
-    with ThreadPoolExecutor(os.cpu_count()) as pool, _out.progress("build", len(jobs)) as step:
-        running = [pool.submit(_build_one, variant, arch, toolchain) for variant, arch in jobs]
+    from hipfire_kernels.building.processes import pool
+
+    with pool() as threads, _out.progress("build", len(jobs)) as step:
+        running = [threads.submit(_build_one, variant, arch, toolchain) for variant, arch in jobs]
         for job in as_completed(running):
             step("{entry} {arch}".format(**job.result()))
     return [job.result() for job in running]
@@ -169,7 +175,7 @@ def _build_one(variant: Variant, arch: str, toolchain: str | None) -> dict[str, 
 
 def _in_memory(resources: dict[str, Any]) -> str:
     """The spills and the scratch of a kernel, in words; empty when there are none."""
-    return ", ".join(f"{name} {resources[name]}" for name in SPILLS if resources[name])
+    return ", ".join(f"{name} {resources[name]}" for name in IN_MEMORY if resources[name])
 
 
 def _print_built(built: list[dict[str, Any]], archs: list[str]) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hipfire_kernels.cli import _out, _select
+from hipfire_kernels.cli import _choices, _out, _select
 from hipfire_kernels.cli._errors import FAILED
 from hipfire_kernels.errors import DeviceError, InputError
 
@@ -49,7 +48,7 @@ class Report:
 def parity(
     variants: _select.Variants = None,
     everything: _select.All = False,
-    device: Annotated[str, typer.Option(help="Where to run.")] = "host",
+    device: Annotated[str, _choices.option(_choices.devices, metavar="DEVICE", help="Where to run.")] = "host",
     quick: Annotated[bool, typer.Option("--quick", help="A small part of the grid.")] = False,
     thread_order: Annotated[
         int | None, typer.Option(metavar="SEED", help="Host: run the threads of a block in a permuted order.")
@@ -59,7 +58,8 @@ def parity(
     """Hold variants against the float64 oracle. Exit code 1 if one fails."""
     chosen = _select.many(variants or [], everything=everything)
     on = _device(device, thread_order)
-    reports = _survey_all(chosen, on, quick)
+    with _out.compiling():
+        reports = _survey_all(chosen, on, quick)
     if as_json:
         _out.document({"device": on.name, "variants": [r.as_dict() for r in reports]})
     else:
@@ -83,6 +83,7 @@ def _survey_all(variants: list[Variant], device: Device, quick: bool) -> list[Re
     """Survey as many variants at a time as there are cores: one's oracle runs beside another's kernel."""
     from threadpoolctl import threadpool_limits
 
+    from hipfire_kernels.building.processes import pool
     from hipfire_kernels.checking.oracle import oracle_of
     from hipfire_kernels.running.binding import kernel
 
@@ -90,16 +91,12 @@ def _survey_all(variants: list[Variant], device: Device, quick: bool) -> list[Re
     kernel(variants[0], device)
     with (
         threadpool_limits(1),  # BLAS threads that spin would fight those that run kernel blocks
-        ThreadPoolExecutor(os.cpu_count()) as pool,
+        pool() as threads,
         _out.progress("parity", len(variants)) as step,
     ):
-        running = [pool.submit(survey, v, oracle_of(v).grid(v, quick=quick), device) for v in variants]
-        try:
-            for job in as_completed(running):
-                step(job.result().variant.name)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        running = [threads.submit(survey, v, oracle_of(v).grid(v, quick=quick), device) for v in variants]
+        for job in as_completed(running):
+            step(job.result().variant.name)
     return [job.result() for job in running]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hipfire_kernels.cli import _out
+from hipfire_kernels.cli import _choices, _out
 from hipfire_kernels.cli._errors import FAILED, refuse
 from hipfire_kernels.errors import InputError
 
@@ -20,18 +20,20 @@ if TYPE_CHECKING:
     from hipfire_kernels.dispatch.record import Evidence
     from hipfire_kernels.running.devices.protocol import Device
 
-_INTERRUPTED = 130
-"""Exit code of a process that SIGINT ended, as shells have it."""
-
 
 def qualify(
-    device: Annotated[str, typer.Option(help="auto: the first GPU. host: the CPU.")] = "auto",
-    route: Annotated[list[str] | None, typer.Option(help="A route; may be repeated. [default: all]")] = None,
+    device: Annotated[
+        str, _choices.option(_choices.devices, metavar="DEVICE", help="auto: the first GPU. host: the CPU.")
+    ] = "auto",
+    route: Annotated[
+        list[str] | None,
+        _choices.option(_choices.routes, metavar="ROUTE", help="A route; may be repeated. [default: all]"),
+    ] = None,
     head_dim: Annotated[str, typer.Option(help="head_dims, comma-separated.")] = "128,256",
     heads: Annotated[
         str | None, typer.Option(help="Query/KV heads; split routes open for their ratio. [default: 24/4; host: 6/1]")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="[default: ARCH.json in the user's evidence folder]")] = None,
+    out: Annotated[Path | None, _out.new_file("[default: ARCH.json in the user's evidence folder]")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the steps; measure and write nothing.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer cases, contexts and rounds.")] = False,
     as_json: _out.Json = False,
@@ -58,8 +60,8 @@ def qualify(
                 on, about, settings, file, lambda s, result, known: step(_describe(s, result, known))
             )
     except KeyboardInterrupt:
-        _out.note("interrupted; what is finished is kept, run it again to go on")
-        raise typer.Exit(_INTERRUPTED) from None
+        _out.note("what is finished is kept, run it again to go on")
+        raise
     _show(records, file, time.perf_counter() - began, as_json)
     if not all(r.verdict.admitted for r in records):
         raise typer.Exit(FAILED)

@@ -8,14 +8,13 @@ from typing import Annotated
 import typer
 
 from hipfire_kernels.cli import _out
-from hipfire_kernels.errors import InputError
 
 
 def report(
     files: Annotated[
         list[Path], typer.Argument(metavar="FILE", help="Results of bench, qualify, ab, fuzz or build, as JSON.")
     ],
-    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    out: Annotated[Path, _out.new_file("The page to write.")] = Path("report.html"),
     against: Annotated[Path | None, typer.Option(help="An earlier build report: say what changed since.")] = None,
     title: Annotated[str, typer.Option(help="Of the page.")] = "hipfire-kernels results",
     as_json: _out.Json = False,
@@ -24,10 +23,7 @@ def report(
     from hipfire_kernels.bench.report import page
 
     text = page(files, against, title)
-    try:
-        out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"--out {out} cannot be written ({error.strerror})") from error
+    _out.save(out, text)
     if as_json:
         _out.document({"out": str(out), "bytes": len(text.encode())})
     else:

@@ -5,25 +5,28 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hipfire_kernels.cli import _select
-from hipfire_kernels.errors import InputError
+from hipfire_kernels.cli import _choices, _out, _select
 
 
 def sanitize(
     variants: _select.Variants = None,
     everything: _select.All = False,
     kind: Annotated[
-        str, typer.Option(help="undefined: overflow, indices, alignment, conversions. address: memory out of bounds.")
+        str,
+        _choices.option(
+            ("undefined", "address"),
+            help="undefined: overflow, indices, alignment, conversions. address: memory out of bounds.",
+        ),
     ] = "undefined",
     count: Annotated[int, typer.Option(min=0, help="Drawn cases, behind the known ones.")] = 500,
     seed: Annotated[int, typer.Option(min=0, help="Of the drawn cases.")] = 0,
-    out: Annotated[Path, typer.Option(help="Folder for failing cases.")] = Path("fuzz-failures"),
+    out: Annotated[Path, _out.new_folder("Folder for failing cases.")] = Path("fuzz-failures"),
+    as_json: _out.Json = False,
 ) -> None:
     """Run the cases of `hfk fuzz` on kernels compiled with a sanitizer. Exit code 1 if it finds something.
 
@@ -32,14 +35,10 @@ def sanitize(
     from hipfire_kernels.archs import arch
     from hipfire_kernels.building.toolchains import sanitized
 
-    if kind not in (sanitized.UNDEFINED, sanitized.ADDRESS):
-        raise InputError(f"--kind is {kind!r}; required: {sanitized.UNDEFINED} or {sanitized.ADDRESS}")
     _select.many(variants or [], everything=everything)  # a wrong name is said here
     more = sanitized.environment(arch("host")) if kind == sanitized.ADDRESS else {}
     names = ["--all"] if everything else list(variants or [])
     command = [sys.executable, "-m", "hipfire_kernels.cli", "fuzz", *names, "--device", f"host+{kind}"]
-    command += ["--count", str(count), "--seed", str(seed), "--out", str(out)]
-    # A process that the sanitizer ends leaves its kernels' files behind.
-    with tempfile.TemporaryDirectory(prefix="hipfire-") as folder:
-        done = subprocess.run(command, env={**os.environ, **more, "TMPDIR": folder})
+    command += ["--count", str(count), "--seed", str(seed), "--out", str(out), *(["--json"] if as_json else [])]
+    done = subprocess.run(command, env={**os.environ, **more})
     raise typer.Exit(done.returncode)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hipfire_kernels.cli import _out
+from hipfire_kernels.cli import _choices, _out
 from hipfire_kernels.cli._errors import FAILED, refuse
 from hipfire_kernels.cli.bench import numbers
 from hipfire_kernels.cli.explain import heads_of
@@ -23,15 +23,20 @@ if TYPE_CHECKING:
 
 
 def tune(
-    device: Annotated[str, typer.Option(help="auto: the first GPU. host: the CPU.")] = "auto",
-    family: Annotated[list[str] | None, typer.Option(help="A family; may be repeated. [default: all]")] = None,
+    device: Annotated[
+        str, _choices.option(_choices.devices, metavar="DEVICE", help="auto: the first GPU. host: the CPU.")
+    ] = "auto",
+    family: Annotated[
+        list[str] | None,
+        _choices.option(_choices.families, metavar="FAMILY", help="A family; may be repeated. [default: all]"),
+    ] = None,
     head_dim: Annotated[str | None, typer.Option(help="Comma-separated. [default: 128,256; host: 128]")] = None,
     heads: Annotated[str | None, typer.Option(help="Query/KV heads. [default: 24/4; draft: 32/8; host: 6/1]")] = None,
     rows: Annotated[str | None, typer.Option(help="Query rows. [default: 4,16,32; draft: 16; host: 4,16]")] = None,
     ctx: Annotated[
         str | None, typer.Option(help="Contexts. [default: 2048,4096,20672,32768,131072; host: 512,1024]")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="[default: ARCH.json in the user's tuning folder]")] = None,
+    out: Annotated[Path | None, _out.new_file("[default: ARCH.json in the user's tuning folder]")] = None,
     as_json: _out.Json = False,
 ) -> None:
     """Time row groups and splits of the kernels that have a choice, beside their defaults, and store the winners.

@@ -8,16 +8,21 @@ import typer
 
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.building.resources import LABELS
-from hipfire_kernels.cli import _select
+from hipfire_kernels.cli import _choices, _select
 from hipfire_kernels.cli.kernels import check_archs
 from hipfire_kernels.errors import InputError
 
 
 def watch(
     names: Annotated[list[str], typer.Argument(metavar="FAMILY|VARIANT", help="Families, or entry names.")],
-    arch: Annotated[str, typer.Option(metavar="ARCH,...", help="The archs to build for.")] = "gfx1100",
+    arch: Annotated[
+        str, _choices.option(_choices.archs_or_all, listed=True, metavar="ARCH,...", help="The archs to build for.")
+    ] = "gfx1100",
     time: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="Time each change against the last good version there.")
+        str | None,
+        _choices.option(
+            _choices.devices, metavar="DEVICE", help="Time each change against the last good version there."
+        ),
     ] = None,
 ) -> None:
     """On each save of a template: source, resources against the last good version, parity on the host, time.
@@ -36,11 +41,8 @@ def watch(
     known = stamps()
     print(f"watching the templates of {', '.join(names)}", flush=True)
     _show(watched.turn(), [], first=True)
-    try:
-        for saved in saves(known):
-            _show(watched.turn(), saved)
-    except KeyboardInterrupt:
-        raise typer.Exit from None
+    for saved in saves(known):
+        _show(watched.turn(), saved)
 
 
 def _fits(variant: Variant, archs: list[str]) -> bool:

@@ -6,15 +6,14 @@ arch of each generation (others of it get the same text) and the host; what NVID
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import resources
 
 from hipfire_kernels.archs import ARCHS, Arch
 from hipfire_kernels.authoring.family import Variant
+from hipfire_kernels.building.processes import pool
 from hipfire_kernels.building.toolchains.registry import choose
 from hipfire_kernels.errors import CompileError, RenderError, ToolchainUnavailable
 from hipfire_kernels.inspecting import isa, lint_cuda, outline
@@ -100,8 +99,8 @@ def lint(variants: Sequence[Variant], *, every: bool = False) -> Lint:
     for check, arch in targets:
         fitting = [v for v in variants if v.fits(arch.name) and f"{v.name} {arch.name}" not in refused]
         jobs += [(check, v, arch) for v in (fitting if every else outline.last(fitting, arch.name))]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for found in pool.map(lambda job: job[0](job[1], job[2]), jobs):
+    with pool() as threads:
+        for found in threads.map(lambda job: job[0](job[1], job[2]), jobs):
             findings += found
     rendered = sum(v.fits(name) for v in variants for name in ARCHS)
     return Lint(tuple(findings), rendered, len(jobs), skipped)

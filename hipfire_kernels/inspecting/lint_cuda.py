@@ -8,11 +8,10 @@ rest.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 from hipfire_kernels.archs import arch
+from hipfire_kernels.building import scratch
 from hipfire_kernels.building.toolchains._process import run
 from hipfire_kernels.building.toolchains.registry import choose
 from hipfire_kernels.errors import ToolchainUnavailable
@@ -88,8 +87,8 @@ def complaints(source: str, warnings: Sequence[str]) -> str:
     """
     chosen = choose(_LIKE, "clang").chosen(_LIKE)
     command = (chosen.command[0], "clang") if chosen.label == "ziglang" else chosen.command
-    with tempfile.TemporaryDirectory(prefix="hipfire-") as folder:
-        Path(folder, "words.h").write_text(_WORDS)
-        Path(folder, "kernel.cu").write_text(source)
-        finished = run((*command, *_OPTIONS, *warnings, "-include", "words.h", "kernel.cu"), cwd=Path(folder))
+    with scratch.folder() as folder:
+        (folder / "words.h").write_text(_WORDS)
+        (folder / "kernel.cu").write_text(source)
+        finished = run((*command, *_OPTIONS, *warnings, "-include", "words.h", "kernel.cu"), cwd=folder)
     return finished.err.strip() or finished.failure or ""

@@ -9,12 +9,12 @@ import os
 import subprocess
 import sys
 import tarfile
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+from hipfire_kernels.building import scratch
 from hipfire_kernels.errors import InputError
 from hipfire_kernels.inspecting import _declared
 
@@ -77,13 +77,13 @@ def at(revision: str, entry: str, archs: Sequence[str]) -> Pinned:
     Raises:
         InputError: this package is in no git checkout, git does not know the revision, or it has no such kernel.
     """
-    with tempfile.TemporaryDirectory(prefix="hipfire-") as folder:
-        _unpack(_archive(revision), Path(folder))
+    with scratch.folder(what="a revision's code") as folder:
+        _unpack(_archive(revision), folder)
         text = Path(_declared.__file__).read_text(encoding="utf-8")
         # With -c the current folder comes first on the path, before the package that is installed.
         done = subprocess.run(
             [sys.executable, "-c", text, entry, *archs], cwd=folder, capture_output=True, text=True,
-            env={**os.environ, "PYTHONPATH": folder, "PYTHONSAFEPATH": "", "PYTHONDONTWRITEBYTECODE": "1"},
+            env={**os.environ, "PYTHONPATH": str(folder), "PYTHONSAFEPATH": "", "PYTHONDONTWRITEBYTECODE": "1"},
         )  # fmt: skip
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["no word"])[-1]

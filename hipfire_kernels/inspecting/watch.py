@@ -12,7 +12,7 @@ import os
 import queue
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.building.builder import Artifact, build
+from hipfire_kernels.building.processes import pool
 from hipfire_kernels.building.resources import Change, diff
 from hipfire_kernels.checking.parity import Result, grid
 from hipfire_kernels.errors import HipfireError
@@ -142,10 +143,12 @@ class Watch:
     def _build_and_check(self, found: Turn) -> None:
         from threadpoolctl import threadpool_limits
 
-        with threadpool_limits(1), ThreadPoolExecutor(os.cpu_count()) as pool:
-            runs = {v: pool.submit(self._check, v) for v in found.checked}
+        with threadpool_limits(1), pool() as threads:
+            runs = {v: threads.submit(self._check, v) for v in found.checked}
             keys = [(v, a) for v in found.checked for a in self.archs if a != "host"]
-            builds = {key: pool.submit(self._changes, key) for key in keys}
+            builds = {key: threads.submit(self._changes, key) for key in keys}
+            wait(runs.values())
+            wait(builds.values())
         for key, changes in builds.items():
             with _noted(found, *key):
                 found.changes += [(*key, change) for change in changes.result()]

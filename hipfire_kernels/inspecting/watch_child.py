@@ -5,20 +5,30 @@ from __future__ import annotations
 import multiprocessing
 import signal
 from collections.abc import Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 
 from hipfire_kernels import families
 from hipfire_kernels.authoring.family import Variant
+from hipfire_kernels.building import scratch
 from hipfire_kernels.building.builder import Artifact
+from hipfire_kernels.building.processes import cpu_limit, end_descendants
 from hipfire_kernels.checking.parity import Case, Result
 from hipfire_kernels.errors import DeviceError, HipfireError
 from hipfire_kernels.inspecting import compare
 from hipfire_kernels.running import binding
 from hipfire_kernels.running.devices.host import HostDevice
+from hipfire_kernels.running.preparing import prepare
 
 LIMIT_S = 20.0
-"""Seconds that a case may take. It takes a tenth of one."""
+"""CPU seconds that a case may take. It takes a tenth of one."""
+
+WALL_S = 200.0
+"""Seconds of one that waits for something, or of a machine that has hardly any time for it."""
+
+BUILD_S = 2400.0
+"""Seconds for what is built before the first case. Compilers have limits of their own."""
 
 
 class Checker:
@@ -31,7 +41,12 @@ class Checker:
         spawning = multiprocessing.get_context("spawn")  # a fork would have the threads of this process half
         self._pipe, theirs = spawning.Pipe()
         self._process = spawning.Process(target=_serve, args=(theirs,), daemon=True)
-        self._process.start()
+        resource_tracker.ensure_running()  # which it would do below, and unblock signals
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # it has this too: Ctrl-C is for the parent
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
 
     def run(self, variant: Variant, artifact: Artifact, cases: Sequence[Case]) -> list[Result]:
@@ -40,51 +55,64 @@ class Checker:
         Raises:
             DeviceError: the kernel crashes or hangs, with the case; or a launch failed.
         """
-        self._pipe.send((variant.entry, artifact, cases))
+        wanted = (variant.entry, artifact, cases, LIMIT_S)
+        try:
+            self._pipe.send(wanted)
+        except OSError:  # it ended since
+            self._replace()
+            self._pipe.send(wanted)
+        if isinstance(refused := self._answer(BUILD_S), str):
+            raise DeviceError(refused)
         results = []
         for case in cases:
-            found = self._answer()
+            found = self._answer(WALL_S)
             if isinstance(found, str):
                 raise DeviceError(f"{found}: {case.describe()}")
             results.append(Result(variant, case, *found))
         return results
 
-    def _answer(self) -> Any:
-        """Error, limit and fault of a case, or what went wrong."""
-        if not self._pipe.poll(LIMIT_S):
+    def _answer(self, limit_s: float) -> Any:
+        """Nothing when all is built, then error, limit and fault of each case; a text where something went wrong."""
+        if not self._pipe.poll(limit_s):
             self._replace()
-            return f"hangs, no answer within {LIMIT_S:g} s"
+            return f"hangs, no answer within {limit_s:g} s"
         try:
             return self._pipe.recv()
         except EOFError:
             self._process.join()
             code = self._process.exitcode or 0
             self._replace()
+            if code == -signal.SIGXCPU:
+                return f"hangs, no answer within {LIMIT_S:g} s of CPU time"
             return f"crashes, {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
 
     def _replace(self) -> None:
+        pid = self._process.pid or 0
+        below = end_descendants(pid)
         self._process.kill()
         self._process.join()
+        scratch.discard({pid, *below})
         self._pipe.close()
         self._start()
 
 
 def _serve(pipe: Connection) -> None:
     """Answer until the other end is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     device = HostDevice()
     variants = {v.entry: v for family in families().values() for v in family.variants()}
     while True:
         try:
-            entry, artifact, cases = pipe.recv()
+            entry, artifact, cases, limit_s = pipe.recv()
         except EOFError:
             return
         binding.kernel.cache_clear()  # what is launched beside the kernel may share what was edited
         one = compare.Build(variants[entry], artifact)
-        for case in cases:
-            try:
-                (result,) = compare.parity(one, [case], device)
+        try:
+            prepare(one.variant, device)
+            pipe.send(None)
+            for case in cases:
+                with cpu_limit(limit_s):
+                    (result,) = compare.parity(one, [case], device)
                 pipe.send((result.error, result.limit, result.fault))
-            except HipfireError as error:
-                pipe.send(str(error))
-                break
+        except HipfireError as error:
+            pipe.send(str(error))

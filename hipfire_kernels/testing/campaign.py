@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import json
 import os
@@ -38,7 +37,7 @@ class Settings:
     Attributes:
         count: drawn cases over all shards, None for as many as `seconds` allow; the ledger comes on top.
         shard, shards: which part of them this is, from 0.
-        limit_s: seconds a case may take.
+        limit_s: CPU seconds a case may take; see `Child`.
         work: multiply-adds of the scores that a case may take.
         most_failures: after so many the campaign ends: they have one cause, or the device is broken.
     """
@@ -123,6 +122,8 @@ def run(settings: Settings, known: Sequence[Any], progress: Progress = lambda te
         try:
             for number, case in cases.until(deadline, at_least=len(first)):
                 found = child.run(case)
+                if cases.abandoned:
+                    return
                 with cases.lock:
                     outcome.add(found)
                     outcome.cases += number >= len(first)
@@ -137,7 +138,7 @@ def run(settings: Settings, known: Sequence[Any], progress: Progress = lambda te
         finally:
             child.close()
 
-    _on_threads([functools.partial(work, child) for child in children], cases)
+    _on_threads(work, children, cases)
     outcome.seconds = time.perf_counter() - began
     return outcome
 
@@ -168,7 +169,7 @@ class _Shared:
 
     def __init__(self, cases: Iterable[Any]) -> None:
         self.lock = threading.Lock()
-        self.stopped = False
+        self.stopped = self.abandoned = False
         self._cases = enumerate(cases)
 
     def until(self, deadline: float | None, *, at_least: int) -> Iterator[tuple[int, Any]]:
@@ -181,25 +182,28 @@ class _Shared:
             yield taken
 
 
-def _on_threads(jobs: Sequence[Callable[[], None]], cases: _Shared) -> None:
-    """Run all; the first error of one stops the others and is raised."""
+def _on_threads(work: Callable[[Child], None], children: Sequence[Child], cases: _Shared) -> None:
+    """Work with each child; the first error of one stops the others and is raised. An interruption ends all at once."""
     errors: list[BaseException] = []
 
-    def guarded(job: Callable[[], None]) -> None:
+    def guarded(child: Child) -> None:
         try:
-            job()
+            work(child)
         except BaseException as error:
             errors.append(error)
             cases.stopped = True
 
-    threads = [threading.Thread(target=guarded, args=(job,), daemon=True) for job in jobs]
+    threads = [threading.Thread(target=guarded, args=(child,), daemon=True) for child in children]
     for thread in threads:
         thread.start()
     try:
         for thread in threads:
             thread.join()
-    finally:
-        cases.stopped = True
+    except BaseException:
+        cases.stopped = cases.abandoned = True
+        for child in children:
+            child.abandon()
+        raise
     if errors:
         raise errors[0]
 

@@ -10,12 +10,19 @@ import selectors
 import signal
 import subprocess
 import sys
-import tempfile
 from typing import Any
 
+from hipfire_kernels.building import scratch
+from hipfire_kernels.building.processes import end_descendants
 from hipfire_kernels.checking.result import Finding
 from hipfire_kernels.errors import DeviceError, ToolchainUnavailable
 from hipfire_kernels.testing.case import variant_of
+
+PATIENCE = 10
+"""Seconds for each CPU second that a case may take, on a machine with much else to do. Only what sleeps needs them."""
+
+BUILD_S = 2400.0
+"""Seconds for what comes before a case runs. Compilers have limits of their own."""
 
 
 class Child:
@@ -23,7 +30,8 @@ class Child:
 
     Args:
         core: where it runs; None leaves it to the system.
-        limit_s: seconds a case may take, its compilation included, before it counts as hanging.
+        limit_s: CPU seconds a case may take, its compilation not counted, before it counts as hanging; one that waits
+            for something, `PATIENCE` times as many seconds.
 
     Attributes:
         device: what it runs on, once `arch` has been asked for: name, arch, and for a GPU its model and driver.
@@ -31,9 +39,10 @@ class Child:
 
     def __init__(self, device: str, core: int | None, limit_s: float) -> None:
         self._command = [sys.executable, "-m", "hipfire_kernels.testing.worker", device]
-        self._command.append(str(-1 if core is None else core))
+        self._command += [str(-1 if core is None else core), str(limit_s)]
         self._limit_s = limit_s
         self._process: subprocess.Popen[bytes] | None = None
+        self._read_ahead, self._abandoned = b"", False
         self._arch = ""
         self.device: dict[str, Any] = {}
 
@@ -60,12 +69,10 @@ class Child:
             assert process.stdin is not None
             process.stdin.write(case.to_json().encode() + b"\n")
             process.stdin.flush()
-        line = self._read(process)
-        if not line:
-            fault = f"hangs: no answer within {self._limit_s:g} s" if line is None else self._death(process)
+        found = self._answer(process)
+        if isinstance(found, str):
             self.close()
-            return Finding(case, math.inf, limit, fault)
-        found: dict[str, Any] = json.loads(line)
+            return Finding(case, math.inf, limit, found)
         if "refused" in found:
             raise ToolchainUnavailable(found["refused"])
         if found["broken"]:
@@ -74,39 +81,59 @@ class Child:
         return Finding(case, error, found.get("limit", limit), found["fault"])
 
     def _start(self) -> subprocess.Popen[bytes]:
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
+        if self._abandoned:
+            raise DeviceError("no process for cases is started any more: the campaign was interrupted")
+        self._read_ahead, self._log = b"", os.fdopen(os.memfd_create("hipfire-log"), "w+b")
         process = self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, bufsize=0
-        )
-        greeting = self._read(process)
-        if not greeting:
-            why = "does not answer" if greeting is None else self._death(process)
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, bufsize=0,
+            start_new_session=True,  # Ctrl-C is for the parent
+        )  # fmt: skip
+        said = self._read(process, BUILD_S)
+        if isinstance(said, str):
             self.close()
-            raise DeviceError(f"a process for cases {why}")
-        said: dict[str, Any] = json.loads(greeting)
+            raise DeviceError(f"a process for cases {said}")
         if "refused" in said:
             self.close()
             raise DeviceError(said["refused"])
         self._arch, self.device = said["arch"], said["device"]
         return process
 
-    def _read(self, process: subprocess.Popen[bytes]) -> bytes | None:
+    def _answer(self, process: subprocess.Popen[bytes]) -> dict[str, Any] | str:
+        """What a case gave, or what became of the process."""
+        found = self._read(process, BUILD_S)
+        if isinstance(found, str) or "running" not in found:
+            return found
+        return self._read(process, PATIENCE * self._limit_s)
+
+    def _read(self, process: subprocess.Popen[bytes], limit_s: float) -> dict[str, Any] | str:
+        """What the process says next; a text about the process where it says nothing."""
+        line = self._line(process, limit_s)
+        if line is None:
+            return f"hangs: no answer within {limit_s:g} s"
+        if not line:
+            return self._death(process)
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def _line(self, process: subprocess.Popen[bytes], limit_s: float) -> bytes | None:
         """One line; nothing at the end of the stream; None when the time is up."""
         assert process.stdout is not None
-        line = b""
         with selectors.DefaultSelector() as ready:
             ready.register(process.stdout, selectors.EVENT_READ)
-            while not line.endswith(b"\n"):
-                if not ready.select(self._limit_s):
+            while b"\n" not in self._read_ahead:
+                if not ready.select(limit_s):
                     return None
                 part = os.read(process.stdout.fileno(), 1 << 16)
                 if not part:
                     return b""
-                line += part
+                self._read_ahead += part
+        line, _, self._read_ahead = self._read_ahead.partition(b"\n")
         return line
 
     def _death(self, process: subprocess.Popen[bytes]) -> str:
         code = process.wait()
+        if code == -signal.SIGXCPU:
+            return f"hangs: no answer within {self._limit_s:g} s of CPU time"
         self._log.seek(0)
         said = self._log.read().decode(errors="replace").strip().splitlines()
         if code < 0:
@@ -115,13 +142,21 @@ class Child:
                 return f"crashes: {signal.Signals(-code).name}{summary}"
         return f"crashes: exit code {code}, {said[-1] if said else 'without a word'}"
 
+    def abandon(self) -> None:
+        """End the process from another thread than the one that runs cases; none is started any more."""
+        self._abandoned = True
+        if (process := self._process) is not None:
+            process.kill()
+
     def close(self) -> None:
         """End the process."""
         process, self._process = self._process, None
         if process is None:
             return
+        below = end_descendants(process.pid)
         process.kill()
         process.wait()
+        scratch.discard({process.pid, *below})
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):

@@ -13,7 +13,7 @@ from mutants import MUTANTS, _mutated_environment
 
 import hipfire_kernels as hk
 from hipfire_kernels import cli
-from hipfire_kernels.authoring import render
+from hipfire_kernels.authoring import templates
 from hipfire_kernels.dispatch import AttendRequest, Decision, admit, evidence, measure
 from hipfire_kernels.q8_0 import random_q8_0
 from hipfire_kernels.running.devices.gpu import GpuDevice
@@ -74,7 +74,7 @@ def test_closed_then_qualified_then_closed_by_an_edit(
     assert attend(hip1, 512).route == "tile_batched"
     fault = next(m for m in MUTANTS if m.name == "row of the scatter off")
     edited = _mutated_environment(fault)
-    monkeypatch.setattr(render, "_environment", lambda: edited)
+    monkeypatch.setattr(templates, "_environment", lambda folder: edited)
     evidence.forget()
     decision = admit(request(8192))
     assert decision.route == "tile_batched"

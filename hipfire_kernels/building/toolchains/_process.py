@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,11 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hipfire_kernels.building.processes import limit_cpu
 from hipfire_kernels.building.toolchains import diagnostics
 from hipfire_kernels.errors import CompileError
 
 LIMIT_S = 120.0
-"""Wall limit of one compiler run. The longest honest one (ziglang building its runtime) takes seconds."""
+"""CPU seconds of a compiler. The longest honest run (ziglang building its runtime) takes ten."""
+
+WALL_S = 600.0
+"""Seconds of one that waits for something, or of a machine that has hardly any time for it."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,14 @@ class Finished:
 
 
 def run(argv: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> Finished:
-    """Run a program to its end or for `LIMIT_S`. Failure is an answer, not an exception."""
+    """Run a program to its end, for `LIMIT_S` or for `WALL_S`. Failure is an answer, not an exception.
+
+    Args:
+        cwd: its working folder, where it also keeps its temporary files.
+        env: its environment; by default that of this process.
+    """
+    if cwd is not None:
+        env = {**(os.environ if env is None else env), "TMPDIR": str(cwd)}
     try:
         # A session of its own, so that a driver's children can be ended with it.
         process = subprocess.Popen(
@@ -43,13 +55,15 @@ def run(argv: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] 
         return Finished(f"it could not be started ({error})", "", "")
     with process:
         try:
-            out, err = process.communicate(timeout=LIMIT_S)
+            limit_cpu(LIMIT_S, process.pid)
+            out, err = process.communicate(timeout=WALL_S)
         except BaseException as error:
-            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+                os.killpg(process.pid, signal.SIGKILL)
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
             out, err = process.communicate()
-            return Finished(f"it was ended after {LIMIT_S:.0f} s", out, err)
+            return Finished(f"it was ended after {WALL_S:.0f} s", out, err)
     return Finished(_failure(process.returncode), out, err)
 
 
@@ -68,6 +82,8 @@ def refusal(who: str, arch: str, finished: Finished, source: str) -> CompileErro
 def _failure(status: int) -> str | None:
     if status == 0:
         return None
+    if status == -signal.SIGXCPU:
+        return f"it was ended after {LIMIT_S:.0f} s of CPU time"
     if status > 0:
         return f"exit status {status}"
     try:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 from hipfire_kernels.archs import Arch
+from hipfire_kernels.building import scratch
 from hipfire_kernels.building.toolchains import Candidate, Compiled, Toolchain
 from hipfire_kernels.building.toolchains._llvm import MEMORY, OLDEST, look, major, too_old, version_line, zig_facts
 from hipfire_kernels.building.toolchains._probe import Facts, ProbeFailed, recall
@@ -88,16 +87,16 @@ def _front(options: tuple[str, ...], extra: tuple[str, ...]) -> tuple[str, ...]:
 
 def _run_steps(label: str, arch: Arch, steps: Sequence[tuple[str, ...]], source: str, made: str) -> tuple[bytes, str]:
     """Run commands in a folder of their own, on `kernel.hip`: the file that they make, and what they said."""
-    with tempfile.TemporaryDirectory(prefix="hipfire-") as folder:
+    with scratch.folder() as folder:
         # Relative names: the folder is in no message, nor in the object, which holds a digest of the path.
-        Path(folder, "kernel.hip").write_text(source)
+        (folder / "kernel.hip").write_text(source)
         log = ""
         for step in steps:
-            finished = run(step, cwd=Path(folder))
+            finished = run(step, cwd=folder)
             log += finished.err
             if finished.failure is not None:
                 raise refusal(label, arch.name, finished, source)
-        return Path(folder, made).read_bytes(), log
+        return (folder / made).read_bytes(), log
 
 
 def _wheel_steps(zig: str, front: tuple[str, ...], arch: Arch) -> list[tuple[str, ...]]:

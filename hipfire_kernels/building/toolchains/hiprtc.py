@@ -6,11 +6,11 @@ import importlib.util
 import json
 import os
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from hipfire_kernels.archs import Arch
+from hipfire_kernels.building import scratch
 from hipfire_kernels.building.toolchains import Candidate, Compiled, Toolchain
 from hipfire_kernels.building.toolchains._probe import Facts, ProbeFailed, recall
 from hipfire_kernels.building.toolchains._process import Finished, refusal, run
@@ -90,12 +90,11 @@ class _Done:
 
 
 def _compile(source: str, options: tuple[str, ...]) -> _Done:
-    with tempfile.TemporaryDirectory(prefix="hipfire-") as name:
-        folder = Path(name)
+    with scratch.folder() as folder:
         (folder / "kernel.hip").write_text(source)
         # comgr would keep a second cache, in a place of its own; and when it aborts, its temporary files.
-        env = {**os.environ, "AMD_COMGR_CACHE": "0", "TMPDIR": name}
-        finished = run([sys.executable, str(_CHILD), name, *options], env=env)
+        env = {**os.environ, "AMD_COMGR_CACHE": "0"}
+        finished = run([sys.executable, str(_CHILD), str(folder), *options], cwd=folder, env=env)
         answer: dict[str, str] = {"stage": "import", "error": "", "log": "", "identity": ""}
         if (folder / "answer.json").exists():
             answer = json.loads((folder / "answer.json").read_bytes())

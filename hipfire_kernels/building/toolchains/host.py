@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
 import hashlib
+import logging
 import os
 import platform
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from hipfire_kernels.archs import Arch
-from hipfire_kernels.building.storage import ZIG, cache_root, make_private
+from hipfire_kernels.building import scratch
+from hipfire_kernels.building.storage import ZIG, cache_root, folder_bytes, make_private, reserve
 from hipfire_kernels.building.toolchains import Candidate, Compiled, Toolchain
 from hipfire_kernels.building.toolchains._llvm import MEMORY, OLDEST, look, too_old, version_line, zig_facts
 from hipfire_kernels.building.toolchains._probe import Facts, ProbeFailed, recall
@@ -35,6 +38,11 @@ _OPTIONS = (
     "-Wall",
     "-Wextra",
 )
+
+_ZIG_ROOM = 64 << 20
+"""Bytes that the wheel's compiler needs for its runtime. It takes 47 MB."""
+
+_log = logging.getLogger(__name__)
 
 
 class HostToolchain(Toolchain):
@@ -66,14 +74,14 @@ class HostToolchain(Toolchain):
     def compile(self, source: str, arch: Arch, extra: tuple[str, ...] = ()) -> Compiled:
         """Compile and link in one command."""
         chosen = self.chosen(arch)
-        with tempfile.TemporaryDirectory(prefix="hipfire-") as folder:
-            Path(folder, "kernel.cpp").write_text(source)
+        with scratch.folder() as folder:
+            (folder / "kernel.cpp").write_text(source)
             command = (*chosen.command, *_OPTIONS, *extra, "kernel.cpp", "-o", "kernel.so")
             env = _zig_environment(folder) if chosen.label == "ziglang" else None
-            finished = run(command, cwd=Path(folder), env=env)
+            finished = run(command, cwd=folder, env=env)
             if finished.failure is not None:
                 raise refusal(chosen.label, arch.name, finished, source)
-            return Compiled(Path(folder, "kernel.so").read_bytes(), finished.err)
+            return Compiled((folder / "kernel.so").read_bytes(), finished.err)
 
 
 def _system(path: str) -> Candidate:
@@ -89,9 +97,9 @@ def _system(path: str) -> Candidate:
 def _system_facts(path: str) -> Facts:
     version = version_line((path,))
     if too_old(version, OLDEST) is None:
-        with tempfile.TemporaryDirectory(prefix="hipfire-") as folder:
-            Path(folder, "probe.cpp").write_text('extern "C" int probe() { return 0; }\n')
-            finished = run([path, *_OPTIONS, "probe.cpp", "-o", "probe.so"], cwd=Path(folder))
+        with scratch.folder() as folder:
+            (folder / "probe.cpp").write_text('extern "C" int probe() { return 0; }\n')
+            finished = run([path, *_OPTIONS, "probe.cpp", "-o", "probe.so"], cwd=folder)
         if finished.failure is not None:
             said = (finished.err.strip().splitlines() or [finished.failure])[0]
             raise ProbeFailed(f"{version} cannot link a shared object: {said}")
@@ -139,26 +147,35 @@ def _cpu() -> str:
     return "\n".join(f"{name.strip()}={value.strip()}" for name, _, value in fields if name.strip() in wanted)
 
 
-def _zig_environment(folder: str) -> Mapping[str, str]:
+def _zig_environment(folder: Path) -> Mapping[str, str]:
     """The wheel's compiler keeps its runtime in a cache of its own: 4 s to build, then 0.05 s a kernel."""
     return {
         **os.environ,
-        "ZIG_GLOBAL_CACHE_DIR": _zig_cache(),
-        "ZIG_LOCAL_CACHE_DIR": os.path.join(folder, "zig"),
+        "ZIG_GLOBAL_CACHE_DIR": str(_zig_cache()),
+        "ZIG_LOCAL_CACHE_DIR": str(folder / "zig"),
     }
 
 
-def _zig_cache() -> str:
-    """A folder that can be written: with another, the compiler waits for ever instead of failing."""
+def _zig_cache() -> Path:
+    """A folder that can be written to and has room: with another, the compiler waits for ever, or names what it was
+    just building of its runtime."""
     root = cache_root()
     try:
         make_private(root / ZIG, root)
-        with tempfile.TemporaryFile(dir=root / ZIG):
-            return str(root / ZIG)
-    except OSError:
-        return _temporary_zig_cache().name
+        reserve(root / ZIG, max(scratch.ROOM, _ZIG_ROOM - folder_bytes(root / ZIG)))
+    except OSError as error:
+        return _temporary_zig_cache(root, error.strerror or str(error))
+    return root / ZIG
 
 
 @functools.cache
-def _temporary_zig_cache() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="hipfire-zig-")
+def _temporary_zig_cache(root: Path, why: str) -> Path:
+    """Another one, for as long as this process lives."""
+    made = contextlib.ExitStack()
+    path = made.enter_context(scratch.folder(_ZIG_ROOM, "ziglang's runtime"))
+    atexit.register(made.close)
+    _log.warning(
+        "ziglang builds its runtime anew in %s, for %s cannot take it (%s); make room there or set HIPFIRE_CACHE_DIR",
+        path, root, why,
+    )  # fmt: skip
+    return path

@@ -6,13 +6,13 @@ import functools
 import importlib.util
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from hipfire_kernels.archs import Arch
+from hipfire_kernels.building import scratch
 from hipfire_kernels.building.toolchains import Candidate, Compiled, Toolchain
 from hipfire_kernels.building.toolchains._process import Finished, refusal, run
 from hipfire_kernels.errors import ToolchainError, ToolchainUnavailable
@@ -56,10 +56,9 @@ class NvrtcToolchain(Toolchain):
                 "package; `pip install nvidia-cuda-nvdisasm` brings one"
             )
         code = self.compile(source, arch, (*extra, "-lineinfo")).code
-        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-            file.write(code)
-            file.flush()
-            finished = run((program, "--print-code", "--print-line-info-inline", file.name))
+        with scratch.folder() as folder:
+            (folder / "kernel.cubin").write_bytes(code)
+            finished = run((program, "--print-code", "--print-line-info-inline", "kernel.cubin"), cwd=folder)
         if finished.failure is not None:
             raise ToolchainError(f"{program} did not read the cubin: {finished.failure}; {finished.err.strip()[:200]}")
         return finished.out

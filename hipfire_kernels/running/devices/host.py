@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cffi
@@ -23,6 +24,7 @@ import numpy.typing as npt
 
 from hipfire_kernels.archs import arch
 from hipfire_kernels.authoring.places import Place, Places
+from hipfire_kernels.building import scratch
 from hipfire_kernels.building.toolchains import sanitized
 from hipfire_kernels.errors import DeadlockError, DeviceError, InputError, UndefinedBehaviour
 from hipfire_kernels.running.devices import dlpack, memory
@@ -163,18 +165,25 @@ class HostDevice(OfThisProcess):
         return 0
 
     def load(self, artifact: Artifact) -> HostKernel:
-        """See `Device.load`. The shared object goes through a temporary file, removed once it is mapped."""
+        """See `Device.load`."""
         kernel = self._loaded.get(artifact.key)
         if kernel is None:
-            with contextlib.ExitStack() as files:
-                file = files.enter_context(tempfile.NamedTemporaryFile(suffix=".so"))
-                file.write(artifact.code)
-                file.flush()
-                kernel = _loaded(artifact, _FFI.dlopen(file.name))
-                if self._sanitizer == sanitized.ADDRESS:  # its runtime reads the file again, for source lines
-                    self._kept.append(files.pop_all())
-            self._loaded[artifact.key] = kernel
+            mapped = functools.partial(self._mapped, artifact)
+            found = scratch.somewhere("loading kernels", mapped, "is writable and not mounted noexec", DeviceError)
+            kernel = self._loaded[artifact.key] = _loaded(artifact, found)
         return kernel
+
+    def _mapped(self, artifact: Artifact, place: Path) -> Any:
+        """The shared object, through a temporary file in a folder, which is removed once it is mapped."""
+        own = scratch.prefix(os.getpid())
+        with contextlib.ExitStack() as files:
+            file = files.enter_context(tempfile.NamedTemporaryFile(prefix=own, suffix=".so", dir=place))
+            file.write(artifact.code)
+            file.flush()
+            shared_object = _FFI.dlopen(file.name)
+            if self._sanitizer == sanitized.ADDRESS:  # its runtime reads the file again, for source lines
+                self._kept.append(files.pop_all())
+        return shared_object
 
     def launch(self, launches: Sequence[Launch], stream: Any = None) -> None:
         """See `Device.launch`. Returns when all blocks have run."""

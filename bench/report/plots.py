@@ -2,14 +2,16 @@
 
 A vector plot of matplotlib is 10 KB and needs nothing from the network, where a script library would put 1 to 5 MB into
 the page. Every colour is drawn as a placeholder and becomes `var(--name)` in the text, so that one plot serves light
-and dark; text keeps the page's font; points have a title, which browsers show under the pointer.
+and dark; text keeps the page's font; points have a title, which browsers show under the pointer. Inside the axes no
+text is drawn, where it would lie on a line or under one: what a plot holds stands in its `legend`.
 """
 
 from __future__ import annotations
 
 import io
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from xml.sax.saxutils import escape
@@ -21,15 +23,29 @@ _NAMES = {INK: "ink", MUTED: "muted", GRID: "grid"}
 SERIES = 8
 """Colours of the page, `--s0` .. `--s7`; further series start over with another marker."""
 
-MARKERS = "osD^vPX*"
+MARKERS: Mapping[str, str] = {
+    "o": "M10 5a3 3 0 1 0 6 0a3 3 0 1 0-6 0z",
+    "s": "M10 2h6v6h-6z",
+    "D": "M13 1l4 4-4 4-4-4z",
+    "^": "M13 1l4 7h-8z",
+    "v": "M13 9l4-7h-8z",
+    "P": "M12 1h2v3h3v2h-3v3h-2v-3h-3v-2h3z",
+    "X": "M11 1l2 2 2-2 2 2-2 2 2 2-2 2-2-2-2 2-2-2 2-2-2-2z",
+    "*": "M13.0 0.5L14.1 3.5L17.3 3.6L14.7 5.6L15.6 8.6L13.0 6.8L10.4 8.6L11.3 5.6L8.7 3.6L11.9 3.5z",
+}
+"""Markers as matplotlib names them, and each as a path in a legend's box of 26 by 10."""
+
 MOST_TICKS = 6
-"""Of so many places each has its tick."""
+"""Of so many places each has its tick, and those that are not too near another their label."""
+
+NEAREST_TICKS = 0.12
+"""Of an axis; labels nearer to one another would touch."""
 
 WIDE = 1e4
 """A logarithmic axis that spans less has ticks between the powers of ten, which alone would be a label or two."""
 
 _TIP = "tip:"
-_SIZE = (4.4, 2.9)
+_SIZE = (4.0, 2.6)
 
 
 @dataclass(frozen=True)
@@ -43,6 +59,7 @@ class Line:
         spans: low and high of each point, or empty.
         tips: what each point says under the pointer.
         hollow: a series to compare with, not one of the project's own.
+        crossover: x from which on it is faster, whose point has a ring; None where there is none.
     """
 
     name: str
@@ -51,6 +68,7 @@ class Line:
     tips: tuple[str, ...]
     spans: tuple[tuple[float, float], ...] = ()
     hollow: bool = False
+    crossover: int | None = None
 
 
 @dataclass(frozen=True)
@@ -59,13 +77,12 @@ class Plot:
 
     Attributes:
         title: above it.
-        x, y: names of the axes.
+        x, y: names of the axes, with their units.
         lines: the series.
         log: which axes are logarithmic, "x", "y" or "xy".
-        levels: y at which lines are drawn, and their names.
-        marks: x positions, with a label and the index of the series they belong to.
+        levels: y at which lines are drawn, and what they are called together; empty for none.
         floor: points of a line below which nothing can be, and its name.
-        band: a y range that is shaded.
+        band: a y range that is shaded, and its name.
         joined: whether the points of a series have a line between them.
     """
 
@@ -74,11 +91,42 @@ class Plot:
     y: str
     lines: tuple[Line, ...]
     log: str = "x"
-    levels: tuple[tuple[float, str], ...] = ()
-    marks: tuple[tuple[float, str, int], ...] = ()
+    levels: tuple[tuple[float, ...], str] = ((), "")
     floor: tuple[tuple[tuple[float, float], ...], str] | None = None
-    band: tuple[float, float] | None = None
+    band: tuple[tuple[float, float], str] | None = None
     joined: bool = True
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of a legend.
+
+    Attributes:
+        kind: "series", "hollow", "dots" (without a line), "level", "floor" or "band".
+        index: of the colour, for series.
+        shape: path of the marker, for series.
+    """
+
+    kind: str
+    text: str
+    index: int = 0
+    shape: str = ""
+
+
+def legend(plot: Plot) -> list[Entry]:
+    """What a plot holds, no more and no less: its series in the order of their indices, then lines and shades."""
+    found = []
+    for line in sorted(plot.lines, key=lambda line: line.index):
+        kind = "hollow" if line.hollow else "series" if plot.joined else "dots"
+        text = line.name if line.crossover is None else f"{line.name}, faster from {line.crossover:,} on"
+        found.append(Entry(kind, text, line.index, MARKERS[marker(line.index)]))
+    if plot.floor:
+        found.append(Entry("floor", plot.floor[1]))
+    if plot.levels[0]:
+        found.append(Entry("level", plot.levels[1]))
+    if plot.band:
+        found.append(Entry("band", plot.band[1]))
+    return found
 
 
 def plotting() -> Any:
@@ -101,23 +149,39 @@ def series_colour(index: int) -> str:
     return f"#fe01{index % SERIES:02x}"
 
 
+def marker(index: int) -> str:
+    """The marker of a series, as matplotlib names it."""
+    return list(MARKERS)[(index + index // SERIES) % len(MARKERS)]
+
+
 def draw(plot: Plot) -> str:
     """The plot as an `<svg>` element."""
     matplotlib = plotting()
     from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
 
     with matplotlib.rc_context(_style()):
-        figure = Figure(figsize=_SIZE, layout="constrained")
-        axes = figure.add_subplot()
-        _frame(axes, plot)
-        for line in plot.lines:
-            _draw_line(axes, line, plot.joined)
-        _annotate(axes, plot)
         text = io.StringIO()
-        canvas: Any = FigureCanvasSVG(figure)
+        canvas: Any = FigureCanvasSVG(figure(plot))
         canvas.print_svg(text, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     return _for_page(text.getvalue(), plot.title)
+
+
+def figure(plot: Plot) -> Any:
+    """The plot as a figure of matplotlib's, in the style that is set."""
+    from matplotlib.figure import Figure
+
+    made = Figure(figsize=_SIZE, layout="constrained")
+    axes = made.add_subplot()
+    _frame(axes, plot)
+    for line in plot.lines:
+        _draw_line(axes, line, plot.joined)
+    if plot.band:
+        axes.axhspan(*plot.band[0], color=MUTED, alpha=0.2, linewidth=0, zorder=1)
+    for level in plot.levels[0]:
+        axes.axhline(level, color=INK, linewidth=1, zorder=1.5)
+    if plot.floor:
+        axes.plot(*zip(*plot.floor[0], strict=True), color=INK, linewidth=1.8, zorder=1.5)
+    return made
 
 
 def _style() -> Mapping[str, Any]:
@@ -146,28 +210,43 @@ def _style() -> Mapping[str, Any]:
 
 
 def _frame(axes: Any, plot: Plot) -> None:
-    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-    counts, plain = FuncFormatter(lambda x, _: short(x)), FuncFormatter(lambda y, _: f"{y:g}")
-
-    axes.set_title(plot.title, fontsize=9.5, loc="left")
     axes.set_xlabel(plot.x)
     axes.set_ylabel(plot.y)
     if "y" in plot.log:
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(plain)
         values = [y for line in plot.lines for _, y in line.points]
+        values += [*plot.levels[0], *(y for _, y in (plot.floor or ((), ""))[0])]
         if max(values) < WIDE * min(values):
             axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: plain(y)))
         axes.yaxis.set_minor_formatter(NullFormatter())
     if "x" in plot.log:
         axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(counts)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: short(x)))
         axes.xaxis.set_minor_formatter(NullFormatter())
         places = sorted({x for line in plot.lines for x, _ in line.points})
         if len(places) <= MOST_TICKS:
-            axes.xaxis.set_major_locator(FixedLocator(places))
-            axes.xaxis.set_minor_locator(NullLocator())
+            named = _apart(places)
+            axes.xaxis.set_major_locator(FixedLocator(named))
+            axes.xaxis.set_minor_locator(FixedLocator([x for x in places if x not in named]))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _apart(places: list[float]) -> list[float]:
+    """Those of the places whose labels have room on a logarithmic axis, the outermost before those between."""
+    kept: list[float] = []
+    for place in [*places[:1], *places[:0:-1]]:
+        if all(abs(math.log(place / other)) >= NEAREST_TICKS * math.log(places[-1] / places[0]) for other in kept):
+            kept.append(place)
+    return sorted(kept)
+
+
+def plain(y: float) -> str:
+    """A number as short as it can be read: 0.5, 20, 1e-5."""
+    return re.sub(r"e([-+])0", r"e\1", f"{y:g}")
 
 
 def short(x: float) -> str:
@@ -182,7 +261,7 @@ def short(x: float) -> str:
 
 
 def _draw_line(axes: Any, line: Line, joined: bool) -> None:
-    colour, marker = series_colour(line.index), MARKERS[(line.index + line.index // SERIES) % len(MARKERS)]
+    colour = series_colour(line.index)
     xs, ys = zip(*line.points, strict=True)
     if line.spans:
         lows, highs = zip(*line.spans, strict=True)
@@ -191,37 +270,9 @@ def _draw_line(axes: Any, line: Line, joined: bool) -> None:
         axes.plot(xs, ys, color=colour, linewidth=1.4, linestyle="--" if line.hollow else "-")
     for x, y, tip in zip(xs, ys, line.tips, strict=True):
         face = "none" if line.hollow else colour
-        axes.plot([x], [y], marker, ms=5, color=colour, markerfacecolor=face, gid=_TIP + tip)
-
-
-def _annotate(axes: Any, plot: Plot) -> None:
-    if plot.band:
-        axes.axhspan(*plot.band, color=MUTED, alpha=0.15, linewidth=0)
-    for value, name in plot.levels:
-        axes.axhline(value, color=INK, linewidth=1)
-        axes.annotate(
-            name, (1, value), xycoords=("axes fraction", "data"), xytext=(0, 3), textcoords="offset points", ha="right"
-        )
-    if plot.marks:  # room for their labels above the lines
-        low, high = axes.get_ylim()
-        share = 0.1 + 0.08 * len(plot.marks)
-        axes.set_ylim(low, high * (high / low) ** share if "y" in plot.log else high + share * (high - low))
-    for number, (x, name, index) in enumerate(plot.marks):
-        axes.axvline(x, color=series_colour(index), linewidth=1, linestyle=":")
-        axes.annotate(
-            name,
-            (x, 1 - 0.085 * number),
-            xycoords=("data", "axes fraction"),
-            xytext=(3, -2),
-            textcoords="offset points",
-            va="top",
-            color=series_colour(index),
-        )
-    if plot.floor:
-        points, name = plot.floor
-        xs, ys = zip(*points, strict=True)
-        axes.plot(xs, ys, color=INK, linewidth=1.6)
-        axes.annotate(name, (0.99, 0.03), xycoords="axes fraction", ha="right", va="bottom")
+        axes.plot([x], [y], marker(line.index), ms=5, color=colour, markerfacecolor=face, gid=_TIP + tip)
+        if x == line.crossover:
+            axes.plot([x], [y], "o", ms=10, color=colour, markerfacecolor="none", markeredgewidth=1.2)
 
 
 def _for_page(svg: str, title: str) -> str:
@@ -236,8 +287,3 @@ def _for_page(svg: str, title: str) -> str:
     for colour, name in {**_NAMES, **{series_colour(i): f"s{i}" for i in range(SERIES)}}.items():
         svg = svg.replace(colour, f"var(--{name})")
     return re.sub(r"\s*\n\s*", " ", svg).strip()
-
-
-def names(lines: Sequence[Line]) -> dict[str, tuple[int, bool]]:
-    """Index and hollowness of each series, in the order of the indices: for a legend."""
-    return {line.name: (line.index, line.hollow) for line in sorted(lines, key=lambda line: line.index)}

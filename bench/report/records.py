@@ -1,4 +1,4 @@
-"""The parts of a report that are records: evidence, resources of builds, A/B runs, parity grids, fuzzing campaigns."""
+"""The parts of a report that are records: evidence, resources of builds, parity grids, fuzzing campaigns."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hipfire_kernels.bench.ab import beside
-from hipfire_kernels.bench.pairs import OFF, ON, Judgement
-from hipfire_kernels.bench.report_data import Cell, Document, Run, Section, Table, grouped, number
-from hipfire_kernels.bench.report_plots import Line, Plot
-from hipfire_kernels.building.resources import LABELS, Resources, diff
+from hipfire_kernels.bench.report.parts import Cell, Section, Table, grouped, number
+from hipfire_kernels.bench.report.results import Document
+from hipfire_kernels.building.resources import IN_MEMORY, LABELS, Resources, diff
 from hipfire_kernels.dispatch.evidence import status
 from hipfire_kernels.dispatch.record import Evidence
 
@@ -26,7 +24,7 @@ def evidence(records: Sequence[Evidence]) -> Section:
         "sources",
         "cases",
         "worst error",
-        "crossover",
+        "crossover, keys",
         "verdict",
         "why",
     ]
@@ -42,11 +40,12 @@ def evidence(records: Sequence[Evidence]) -> Section:
             number(r.parity.worst_error, ".1e"),
             number(r.crossover.ctx if r.crossover else None, ",d"),
             Cell("admitted", tone="good") if r.verdict.admitted else Cell("not admitted", tone="bad"),
-            Cell(f"{r.verdict.why} ({r.source})"),
+            Cell(r.verdict.why, note=r.source),
         ]
         for r in records
     ]
-    tables = [Table("Records", columns, rows, ["head_dim", "cases", "worst error", "crossover"])] if rows else []
+    numeric = ["head_dim", "cases", "worst error", "crossover, keys"]
+    tables = [Table(f"{len(rows)} records", columns, rows, numeric, prose="why")] if rows else []
     return Section(
         "evidence",
         "Evidence",
@@ -86,8 +85,7 @@ def _resource_row(kernel: Mapping[str, Any], before: Mapping[tuple[str, str], An
         row.append(_changes(before.get((kernel["entry"], kernel["arch"])), taken))
     for name in LABELS:
         cell = number(taken[name], "d")
-        in_memory = name in ("vgpr_spills", "sgpr_spills", "scratch_bytes") and taken[name]
-        row.append(Cell(cell.text, cell.by, "bad") if in_memory else cell)
+        row.append(Cell(cell.text, cell.by, "bad") if name in IN_MEMORY and taken[name] else cell)
     return row
 
 
@@ -123,68 +121,6 @@ def parity(documents: Sequence[Document]) -> Section:
     return Section("parity", "Parity", intro, tables=tables)
 
 
-# ---- A/B ------------------------------------------------------------------------------------------------------------
-
-
-def runs(documents: Sequence[Document]) -> Section:
-    """Each A/B run with its pairs."""
-    return Section(
-        "ab",
-        "A/B pairs",
-        "Every sample is a fresh process, in an order declared before. A dot is a pair of neighbours: off over on, so "
-        "that above 1 on is faster. The shade is the bootstrap interval of the median over pairs; a verdict needs it "
-        "to leave out 1, and signs that equal arms would not show in 2,000 runs.",
-        runs=[_run(document) for document in documents],
-    )
-
-
-def _run(document: Document) -> Run:
-    arms = document.get("arms")
-    title = f"{document['variable']}: {arms[OFF]} (off), {arms[ON]} (on)" if arms else str(document["variable"])
-    stopped = document.get("refused") or document.get("traced")
-    if stopped or not document.get("judgement"):
-        return Run(title, f"no times: {stopped}", False, None, _facts(document))
-    judged = Judgement.from_dict(document["judgement"])
-    pairs = document["ratios"]
-    tips = tuple(f"pair {n}: {r:.4f}" for n, r in enumerate(pairs, 1))
-    line = Line("pairs", 0, tuple((float(n), r) for n, r in enumerate(pairs, 1)), tips)
-    plot = Plot(title, "pair", "off / on", (line,), log="", levels=((1, "equal"),), band=judged.interval, joined=False)
-    return Run(title, judged.describe(), judged.verdict is not None, plot, _facts(document))
-
-
-def _facts(document: Document) -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
-    pinned = document.get("pinned", {})
-    machine = pinned.get("machine", {})
-    found.append(("machine", ", ".join(str(machine[n]) for n in ("device", "driver", "toolchain") if machine.get(n))))
-    found.append(("set", _switches(pinned.get("environment", {}).get("shown", {}))))
-    if "shape" in pinned:
-        shape = pinned["shape"]
-        found.append(("shape", f"{shape['ctx']:,} keys, {shape['rows']} rows, head_dim {shape['head_dim']}"))
-    if "prompt" in pinned:
-        equal = document.get("equal") or {}
-        found.append(("prompt", f"{pinned['prompt']['tokens']:,} tokens, {pinned['prompt']['sha256'][:12]}"))
-        if equal:
-            found.append(("equal", f"{equal['tokens']} tokens, {equal['cycles']} cycles, tau {equal['tau']:.3f}"))
-            found += [(f"ran {arm}", _counted(ran["routes"])) for arm, ran in equal["ran"].items()]
-    for arm, value in (document.get("medians") or {}).items():
-        found.append((arm, f"{value:.6g} {document['unit']}, {beside(document, arm)}"))
-    found.append(("code", str(pinned.get("code", ""))[:12]))
-    return [(name, text) for name, text in found if text]
-
-
-def _switches(shown: Mapping[str, str]) -> str:
-    """What both arms had set of this library's switches; paths are digests, and say nothing."""
-    ours = {
-        name: text for name, text in shown.items() if name.startswith("HIPFIRE_") and not text.startswith("sha256 ")
-    }
-    return ", ".join(f"{name}={text}" for name, text in ours.items())
-
-
-def _counted(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} x {count}" for name, count in counts.items())
-
-
 # ---- fuzzing --------------------------------------------------------------------------------------------------------
 
 
@@ -202,21 +138,24 @@ def fuzz(documents: Sequence[tuple[str, Document]]) -> Section:
     )
     for name, document in documents:
         found = document["failures"]
+        devices = ", ".join(map(device, document["devices"]))
         caption = (
             f"{name}: {document['ledger']:,} known and {document['cases']:,} drawn cases in "
-            f"{document['seconds']:,.0f} s on {_devices(document)}, {len(found) or 'no'} failures"
+            f"{document['seconds']:,.0f} s on {devices}, {len(found) or 'no'} failures"
         )
         worst = [[Cell(variant), _over_limit(error)] for variant, error in sorted(document["worst"].items())]
-        section.tables.append(Table(caption, ["variant", "worst error / limit"], worst, ["worst error / limit"], True))
+        section.tables.append(
+            Table(caption, ["variant", "worst error / limit"], worst, ["worst error / limit"], folded=True)
+        )
         if found:
             section.tables.append(_failures(f"{name}: failures", [failure["shrunk"] for failure in found]))
     return section
 
 
-def _devices(document: Document) -> str:
+def device(one: Document) -> str:
     """What a campaign ran on: of a GPU its model and driver."""
-    named = ((one.get("name", one["device"]), one.get("driver")) for one in document["devices"])
-    return ", ".join(f"{name} (driver {driver})" if driver else str(name) for name, driver in named)
+    name, driver = one.get("name", one["device"]), one.get("driver")
+    return f"{name} (driver {driver})" if driver else str(name)
 
 
 def _over_limit(error: float | None) -> Cell:
@@ -236,4 +175,4 @@ def _failures(caption: str, shrunk: Sequence[Document]) -> Table:
         ]
         for one in shrunk
     ]
-    return Table(caption, ["variant", "case", "error", "limit", "fault"], rows, ["error", "limit"])
+    return Table(caption, ["variant", "case", "error", "limit", "fault"], rows, ["error", "limit"], prose="case")

@@ -1,15 +1,13 @@
-"""What a report is made of: result files read and told apart by what they hold, and the parts of a page."""
+"""What a report is made of: result files, read and told apart by what they hold."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from hipfire_kernels.bench.report_plots import Plot
 from hipfire_kernels.dispatch.record import Evidence, load
 from hipfire_kernels.errors import InputError
 
@@ -90,82 +88,3 @@ def _add(found: Results, document: Any, text: str, file: Path) -> bool:
     else:
         return False
     return True
-
-
-# ---- parts of a page ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One cell: what is shown, and what it sorts by where that is another thing. `tone`: "good", "bad" or none."""
-
-    text: str
-    by: float | str | None = None
-    tone: str = ""
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table whose columns sort; those named in `numeric` are set right. `folded`: closed until it is clicked."""
-
-    caption: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-    numeric: Sequence[str] = ()
-    folded: bool = False
-
-
-@dataclass(frozen=True)
-class Run:
-    """One A/B run: its plot, its verdict, and what stands beside it."""
-
-    title: str
-    verdict: str
-    shown: bool
-    plot: Plot | None
-    facts: Sequence[tuple[str, str]]
-
-
-@dataclass
-class Section:
-    """A part of the page.
-
-    Attributes:
-        id: for links.
-        title, intro: above it.
-        plots, tables, runs: in it, in this order.
-        map: the data of the route map, for the page's script.
-    """
-
-    id: str
-    title: str
-    intro: str
-    plots: list[Plot] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
-    runs: list[Run] = field(default_factory=list)
-    map: Document | None = None
-
-
-def number(value: float | None, form: str = "g") -> Cell:
-    """A number, or a dash where there is none."""
-    return Cell("-", float("-inf")) if value is None else Cell(format(value, form), value)
-
-
-def grouped(rows: Iterable[Mapping[str, Any]], *names: str) -> list[tuple[tuple[Any, ...], list[Any]]]:
-    """Rows by the values of some of their fields, in the order of these."""
-
-    def key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-        return tuple(row[name] for name in names)
-
-    return [(values, list(group)) for values, group in groupby(sorted(rows, key=key), key)]
-
-
-class Series:
-    """One colour and marker for each name, in all plots of a page."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self._indices = {name: index for index, name in enumerate(names)}
-
-    def index(self, name: str) -> int:
-        """The index of a name; a new one for a new name."""
-        return self._indices.setdefault(name, len(self._indices))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from hipfire_kernels.archs import ARCHS
-from hipfire_kernels.bench.report_data import Section, Series
+from hipfire_kernels.bench.report.parts import Section, Series
 from hipfire_kernels.dispatch import AttendRequest, admit
 from hipfire_kernels.dispatch.admission import Decision
 from hipfire_kernels.dispatch.checks import Check
