@@ -18,8 +18,7 @@ from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.building.builder import build
 from hipfire_kernels.errors import InputError
 from hipfire_kernels.running.devices.protocol import Device, KernelArgs, Launch, View
-
-_CTYPES: dict[str, Any] = {"f32": ctypes.c_float, "i32": ctypes.c_int}
+from hipfire_kernels.running.scalars import CTYPES, check_scalar
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ def bind(variant: Variant, views: Mapping[str, View], **scalars: Any) -> BoundLa
     slots = {
         arg.name: ctypes.c_void_p(views[arg.name].pointer)
         if isinstance(arg, Tensor)
-        else _CTYPES[arg.dtype](known[arg.name])
+        else CTYPES[arg.dtype](known[arg.name])
         for arg in variant.args
     }
     shapes = {arg.name: (arg.dtype, views[arg.name].shape) for arg in tensors}
@@ -178,12 +177,5 @@ def _scalars(variant: Variant, values: Mapping[str, Any], sizes: Mapping[str, in
         if isinstance(arg, Scalar):
             derived = arg.name not in values and arg.name in sizes
             scalars[arg.name] = sizes[arg.name] if derived else _given(variant, values, arg.name)
-            _check_scalar(arg, scalars[arg.name])
+            check_scalar(arg.name, arg.dtype, scalars[arg.name])
     return scalars | {name: int(_given(variant, values, name)) for name in variant.family.extents}
-
-
-def _check_scalar(arg: Scalar, value: Any) -> None:
-    if arg.dtype == "i32" and not -(2**31) <= int(value) < 2**31:
-        raise InputError(f"{arg.name} is {value}; required: a 32-bit integer")
-    if arg.dtype == "f32" and not math.isfinite(value):
-        raise InputError(f"{arg.name} is {value}; required: a finite number")
