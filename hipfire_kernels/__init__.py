@@ -16,6 +16,7 @@ from hipfire_kernels.archs import ARCHS, Arch, arch
 from hipfire_kernels.authoring.args import Lds, Scalar, Tensor
 from hipfire_kernels.authoring.family import KernelFamily, Tolerance, Variant
 from hipfire_kernels.authoring.registry import register
+from hipfire_kernels.bf16 import from_bf16, to_bf16
 from hipfire_kernels.checking import reference
 from hipfire_kernels.errors import (
     CheckpointError,
@@ -92,6 +93,7 @@ __all__ = [
     "devices",
     "draft_attend",
     "families",
+    "from_bf16",
     "kv_write",
     "launch",
     "parity",
@@ -99,6 +101,7 @@ __all__ = [
     "quantize_q8_0",
     "reference",
     "register",
+    "to_bf16",
 ]
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())

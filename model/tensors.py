@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hipfire_kernels.bf16 import from_bf16
 from hipfire_kernels.errors import CheckpointError
 from hipfire_kernels.layout import Q8_BLOCK, Q8_BYTES
 from hipfire_kernels.model import mq4
@@ -50,10 +51,7 @@ def _plain(dtype: str) -> Callable[[Bytes], Array]:
 
 
 def _from_bf16(raw: Bytes) -> Array:
-    """bfloat16 is the upper half of a float32; the halves are copied, for a shift would need the memory twice."""
-    halves = np.zeros((len(raw), 2), "<u2")
-    halves[:, 1:] = raw.view("<u2")
-    return halves.view("<f4")
+    return from_bf16(raw.view("<u2"))
 
 
 BF16 = Format("BF16", 1, 2, _from_bf16)

@@ -7,6 +7,7 @@
 #define __launch_bounds__(threads) __attribute__((amdgpu_flat_work_group_size(1, threads)))
 #endif
 #define SHARED(type, name, count, offset) __shared__ type name[count]
+#define SHARED_ALIGNED(align, type, name, count, offset) __shared__ __attribute__((aligned(align))) type name[count]
 
 // Thread identity. The wave index is made scalar, so that what depends on it stays in SGPRs.
 __device__ __forceinline__ int thread() { return __builtin_amdgcn_workitem_id_x(); }

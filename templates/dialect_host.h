@@ -19,6 +19,7 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(threads)
 #define SHARED(type, name, count, offset) type* const name = (type*)(hk::block.lds + (offset))
+#define SHARED_ALIGNED(align, type, name, count, offset) SHARED(type, name, count, offset)
 
 extern "C" {
 float exp2f(float);
@@ -27,7 +28,15 @@ float exp2f(float);
 namespace hk {
 
 // What the caller and a kernel tell each other: mirrored in hipfire_kernels/running/devices/host.py.
-enum Error { OK = 0, WAVE_LINES_DIFFER = 1, BARRIER_LINES_DIFFER = 2, DEADLOCK = 3, LDS_OVERRUN = 4 };
+enum Error {
+    OK = 0,
+    WAVE_LINES_DIFFER = 1,
+    BARRIER_LINES_DIFFER = 2,
+    DEADLOCK = 3,
+    LDS_OVERRUN = 4,
+    LANES_DIFFER = 20,
+    MISALIGNED = 21
+};
 
 struct Launch {
     unsigned grid[3], threads, lds_bytes, permute;

@@ -1,5 +1,6 @@
 // Dialect: NVIDIA through NVRTC, no CUDA header needed. A warp has the 32 lanes of a wave32.
 #define SHARED(type, name, count, offset) __shared__ type name[count]
+#define SHARED_ALIGNED(align, type, name, count, offset) __shared__ __align__(align) type name[count]
 
 __device__ __forceinline__ int thread() { return threadIdx.x; }
 __device__ __forceinline__ int lane() { return threadIdx.x & 31; }

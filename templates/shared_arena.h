@@ -4,3 +4,5 @@
 #define SHARED(type, name, count, offset)                            \
     extern __shared__ __align__(1024) unsigned char shared_arena[]; \
     type* const name = (type*)(shared_arena + (offset))
+#undef SHARED_ALIGNED
+#define SHARED_ALIGNED(align, type, name, count, offset) SHARED(type, name, count, offset)

@@ -39,3 +39,22 @@ template <int COUNT>
 __device__ __forceinline__ float wave_sum_rows(const float (&x)[COUNT]) {
     return wave_sum_rows_step<16>(x);
 }
+
+// The sum of the lanes up to each, its own with it: rows of 16 lanes by steps of 1, 2, 4, 8, then the first row's sum
+// onto the second.
+template <class T>
+__device__ __forceinline__ T wave_scan_sum(T x) {
+    x += row_up<1>(x);
+    x += row_up<2>(x);
+    x += row_up<4>(x);
+    x += row_up<8>(x);
+    const T first = lane_get_uniform(x, 15);
+    return lane() < 16 ? x : x + first;
+}
+
+// The sum of the lanes before each.
+template <class T>
+__device__ __forceinline__ T wave_scan_sum_exclusive(T x) {
+    const T sum = wave_scan_sum(x), before = row_up<1>(sum), first = lane_get_uniform(sum, 15);
+    return lane() == 16 ? first : before;
+}

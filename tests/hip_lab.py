@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from dtype_lab import DTYPES
+
 from hipfire_kernels import build, families
 from hipfire_kernels.archs import arch
 from hipfire_kernels.authoring.family import Variant
@@ -58,7 +60,7 @@ def install(root: Path, archs: Iterable[str]) -> None:
         folder.mkdir(parents=True)
     (lib / "libamdhip64.so").write_bytes(compile_library("hip_stub"))
     (lib / "libhiprtc.so").write_bytes(compile_library("hiprtc_stub"))
-    for variant in (*variants(), READ.variant()):
+    for variant in (*variants(), READ.variant(), DTYPES.variant()):
         for name in archs:
             made = build(variant, name, "clang")
             (kernels / f"{variant.entry}.{name}.hip").write_text(made.source, encoding="utf-8")
@@ -66,7 +68,8 @@ def install(root: Path, archs: Iterable[str]) -> None:
         host = build(variant, "host")
         (kernels / f"{variant.entry}.so").write_bytes(host.code)
         threads = read_resources(made.code, arch(name), variant.entry).max_workgroup
-        signature = "".join("p" if a.kind == "global_buffer" else "v" for a in read_args(made.code, variant.entry))
+        given = read_args(made.code, variant.entry)
+        signature = "".join("p" if a.kind == "global_buffer" else str(a.size) for a in given)
         text = f"{host.resources.lds_bytes} {threads} {signature}\n"
         (kernels / f"{variant.entry}.args").write_text(text, encoding="utf-8")
 

@@ -151,7 +151,7 @@ def test_dlpack_producers_in_host_memory_are_taken_without_a_copy() -> None:
     assert np.array_equal(out, want)
     with pytest.raises(InputError, match="k_cache has strides"):
         hk.attend(**{**produced, "k_cache": Producer(call["k_cache"][::2])})
-    with pytest.raises(InputError, match="q has dtype float64"):
+    with pytest.raises(InputError, match="q has dtype f64"):
         hk.attend(**{**produced, "q": Producer(call["q"].astype(np.float64))})
     with pytest.raises(InputError, match="q is on DLPack device type 8"):
         hk.attend(**{**produced, "q": Producer(call["q"], 8)}, device="host")
@@ -289,7 +289,7 @@ def _misaligned(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 BAD_ATTEND: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
-    ("q", lambda c: c["q"].astype(np.float64), "q has dtype float64; required: f32"),
+    ("q", lambda c: c["q"].astype(np.float64), "q has dtype f64; required: f32"),
     ("q", lambda c: c["q"].astype(np.float16), "q has dtype f16"),
     ("q", lambda c: c["q"][0], "q has shape .*required: 3 dimensions"),
     ("q", lambda c: c["q"][:0], "q has 0 rows"),
@@ -299,7 +299,7 @@ BAD_ATTEND: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
     ("q", lambda c: c["q"][..., :32].copy(), "required: 1 blocks for head_dim 32"),
     ("q", lambda c: c["q"].tolist(), "the device of a list cannot be found; pass device="),
     ("q", lambda c: _misaligned(c["q"]), "q is at an address that is not a multiple of 4"),
-    ("k_cache", lambda c: c["k_cache"].view(np.int8), "k_cache has dtype int8; required: u8"),
+    ("k_cache", lambda c: c["k_cache"].view(np.int8), "k_cache has dtype i8; required: u8"),
     ("k_cache", lambda c: c["k_cache"][..., :33].copy(), "last extent of 34"),
     ("k_cache", lambda c: c["k_cache"][0], "k_cache has shape .*required: 4 dimensions"),
     ("k_cache", lambda c: c["k_cache"][::2], "k_cache has strides"),
@@ -310,7 +310,7 @@ BAD_ATTEND: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
     ("positions", lambda c: c["positions"] + 1000, "positions holds 1039; required: -1 .. 76"),
     ("positions", lambda c: c["positions"] - 100, "positions holds -65; required: -1 .. 76"),
     ("out", lambda c: np.zeros((5, 4, 32), np.float32), "out has dtype f32 and shape"),
-    ("out", lambda c: np.zeros((5, 4, 64), np.float64), "out has dtype float64"),
+    ("out", lambda c: np.zeros((5, 4, 64), np.float64), "out has dtype f64"),
     ("out", lambda c: np.broadcast_to(np.float32(0), (5, 4, 64)), "out has strides"),
     ("tree_bias", lambda c: np.zeros((4, 5), np.float32), r"tree_bias has .*required: f32 \[5\]"),
     ("tree_bias", lambda c: np.zeros((5, 60), np.float32), "the tree covers cache slots 35 .. 94"),
@@ -385,7 +385,7 @@ def test_bad_kv_writes_are_refused(changes: dict[str, Any], message: str) -> Non
         ),
         ({"v": np.zeros((5, 1, 64), np.float32)}, "v has shape"),
         ({"k": np.zeros((6, 1, 32), np.float32), "v": np.zeros((6, 1, 32), np.float32)}, "required: the head_dim of q"),
-        ({"q": np.zeros((4, 2, 64), np.float64)}, "q has dtype float64"),
+        ({"q": np.zeros((4, 2, 64), np.float64)}, "q has dtype f64"),
         ({"window": -1}, "window"),
         ({"k": np.zeros((6, 64), np.float32)}, "required: .*n_kv_heads"),
     ],

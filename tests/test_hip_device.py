@@ -39,7 +39,7 @@ def child(arguments: list[str], **environ: str) -> subprocess.CompletedProcess[s
     )
 
 
-@pytest.mark.parametrize("group", ["parity", "calls", "compare", "faults", "forks", "graph", "qualify"])
+@pytest.mark.parametrize("group", ["parity", "calls", "compare", "dtypes", "faults", "forks", "graph", "qualify"])
 def test_on_the_stub(group: str, rocm: Path) -> None:
     file = SOURCES / f"on_{group}.py"
     arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--confcutdir={SOURCES}", str(file)]

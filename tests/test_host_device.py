@@ -154,7 +154,7 @@ def test_arguments_are_checked_against_the_declaration(host: Device) -> None:
         ({}, "probe needs out="),
         ({"out": out, "m": 3}, "probe takes no m"),
         ({"out": out[:, None]}, r"out has shape \(64, 1\); required: 1 dimensions"),
-        ({"out": out.astype(np.float64)}, "out has dtype float64"),
+        ({"out": out.astype(np.float64)}, "out has dtype f64"),
         ({"out": out, "n": 2**31}, "n is 2147483648; required: a 32-bit integer"),
     ]:
         with pytest.raises(InputError, match=message):

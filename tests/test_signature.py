@@ -11,8 +11,8 @@ from hipfire_kernels import build, families
 from hipfire_kernels.authoring.args import Tensor
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.building.resources import read_args
-from hipfire_kernels.running.binding import _CTYPES
 from hipfire_kernels.running.devices.protocol import DTYPES
+from hipfire_kernels.running.scalars import CTYPES
 
 VARIANTS = [next(family.variants()) for family in families().values()]
 VARIANTS += [
@@ -29,7 +29,7 @@ def test_declared_and_compiled_arguments_agree(variant: Variant, arch: str) -> N
     assert len(compiled) == len(variant.args)
     offset = 0
     for declared, found in zip(variant.args, compiled, strict=True):
-        size = 8 if isinstance(declared, Tensor) else ctypes.sizeof(_CTYPES[declared.dtype])
+        size = 8 if isinstance(declared, Tensor) else ctypes.sizeof(CTYPES[declared.dtype])
         offset = -(-offset // size) * size
         assert (found.offset, found.size) == (offset, size), declared.name
         assert found.kind == ("global_buffer" if isinstance(declared, Tensor) else "by_value")
@@ -82,4 +82,4 @@ def test_every_declared_dtype_is_known() -> None:
     for family in families().values():
         for variant in family.variants():
             for arg in variant.args:
-                assert arg.dtype in (DTYPES if isinstance(arg, Tensor) else _CTYPES)
+                assert arg.dtype in (DTYPES if isinstance(arg, Tensor) else CTYPES)

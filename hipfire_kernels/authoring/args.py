@@ -5,8 +5,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-C_TYPES = {"f32": "float", "f16": "unsigned short", "i32": "int", "u8": "unsigned char"}
-"""Declared dtype to the C type in a kernel's signature. f16 is its bits: not every compiler has the type."""
+C_TYPES = {
+    "f32": "float",
+    "f16": "unsigned short",
+    "bf16": "unsigned short",
+    "f64": "double",
+    "i8": "signed char",
+    "u8": "unsigned char",
+    "i16": "short",
+    "i32": "int",
+    "u32": "unsigned",
+    "i64": "long long",
+}
+"""Declared dtype to the C type in a kernel's signature. f16 and bf16 are their bits: not every compiler has the types."""
 
 Dim = int | str
 """One extent of a declared shape: a number, or the name of a symbol bound by the arrays of a launch."""
@@ -18,10 +29,11 @@ class Tensor:
 
     Attributes:
         name: the argument's name, in the declaration, the template and the launch.
-        dtype: `f32`, `f16`, `i32` or `u8`.
+        dtype: one of `C_TYPES`.
         shape: extents; a string names a symbol that must agree between all arguments of a launch.
         writes: the kernel writes this array.
-        align: bytes its address must be a multiple of, where that is more than its dtype asks for.
+        align: bytes its address must be a multiple of, where that is more than one element's; a power of two. What wide
+            loads rely on.
         largest: magnitude from which on the kernel's result is infinite or NaN; never a plausible number.
         reads: the kernel reads what the array holds, too; by default it reads what it does not write.
         between: the least value and the one behind the greatest, for an array of whole numbers that must not hold any:
@@ -50,7 +62,8 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Scalar:
-    """A by-value argument. One that shares its name with a shape symbol is filled in from the arrays.
+    """A by-value argument, of a dtype of `C_TYPES`. One that shares its name with a shape symbol is filled in from the
+    arrays.
 
     Attributes:
         between: least and greatest value of drawn cases.
@@ -64,7 +77,19 @@ class Scalar:
 Arg = Tensor | Scalar
 
 
-LDS_TYPES = {"float": 4, "int": 4, "unsigned": 4, "unsigned short": 2, "unsigned char": 1, "Quad": 16, "Chunk": 16}
+LDS_TYPES = {
+    "float": 4,
+    "double": 8,
+    "signed char": 1,
+    "unsigned char": 1,
+    "short": 2,
+    "unsigned short": 2,
+    "int": 4,
+    "unsigned": 4,
+    "long long": 8,
+    "Quad": 16,
+    "Chunk": 16,
+}
 """C type of an LDS array's elements to their bytes. A `Quad` is four floats, a `Chunk` eight f16, loaded at once."""
 
 LDS_ALIGNMENT = 16
@@ -73,11 +98,20 @@ LDS_ALIGNMENT = 16
 
 @dataclass(frozen=True)
 class Lds:
-    """An LDS array: name, C type, number of elements."""
+    """An LDS array.
+
+    Attributes:
+        name: its name in the declaration and the template.
+        ctype: C type of its elements, one of `LDS_TYPES`.
+        count: how many there are.
+        align: bytes its address must be a multiple of, where that is more than one element's; a power of two up to
+            `LDS_ALIGNMENT`. What wide loads rely on.
+    """
 
     name: str
     ctype: str
     count: int
+    align: int = 1
 
     @property
     def nbytes(self) -> int:

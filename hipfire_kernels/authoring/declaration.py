@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from hipfire_kernels.authoring.args import C_TYPES, LDS_TYPES, Arg, Lds, Scalar, Tensor
+from hipfire_kernels.authoring.args import C_TYPES, LDS_ALIGNMENT, LDS_TYPES, Arg, Lds, Scalar, Tensor
 from hipfire_kernels.authoring.templates import Template
 from hipfire_kernels.errors import InputError
 
@@ -112,6 +112,7 @@ def check_args(name: str, args: Sequence[Arg]) -> None:
             raise InputError(f"{name}: {arg.name} has dtype {arg.dtype!r}; required: one of {', '.join(C_TYPES)}")
         if isinstance(arg, Tensor):
             _check_shape(name, arg)
+            _check_align(name, arg.name, arg.align)
     kinds = [isinstance(arg, Scalar) for arg in args]
     if kinds != sorted(kinds):
         order = ", ".join(arg.name for arg in args)
@@ -129,6 +130,12 @@ def _check_shape(name: str, arg: Tensor) -> None:
             )
 
 
+def _check_align(name: str, what: str, align: Any, most: int | None = None) -> None:
+    if not isinstance(align, int) or align < 1 or align & (align - 1) or (most is not None and align > most):
+        upto = "" if most is None else f" up to {most}"
+        raise InputError(f"{name}: {what} has align={align!r}; required: a power of two{upto}, in bytes")
+
+
 def check_lds(name: str, regions: Sequence[Lds]) -> None:
     """Known C types, positive counts, each name once."""
     names = [region.name for region in regions]
@@ -141,6 +148,7 @@ def check_lds(name: str, regions: Sequence[Lds]) -> None:
             raise InputError(f"{name}: two LDS arrays are named {region.name}")
         if region.count < 1:
             raise InputError(f"{name}: LDS array {region.name} has {region.count} elements; required: at least one")
+        _check_align(name, f"LDS array {region.name}", region.align, LDS_ALIGNMENT)
 
 
 def check_grid(name: str, grid: Callable[[SimpleNamespace], Any], known: Sequence[str]) -> None:

@@ -18,13 +18,13 @@ from hipfire_kernels.authoring.templates import Template
 from hipfire_kernels.errors import RenderError
 
 _DIALECT_PARTS = {
-    "amd": ("dialect_amd.h", "wave.h"),
-    "nvidia": ("dialect_nvidia.h", "wave.h"),
-    "nvidia_arena": ("dialect_nvidia.h", "shared_arena.h", "wave.h"),
-    "host": ("dialect_host.h",),
+    "amd": ("dialect_amd.h", "vec.h", "vocabulary_amd.h", "wave.h", "vocabulary.h"),
+    "nvidia": ("dialect_nvidia.h", "vec.h", "vocabulary_nvidia.h", "wave.h", "vocabulary.h"),
+    "nvidia_arena": ("dialect_nvidia.h", "shared_arena.h", "vec.h", "vocabulary_nvidia.h", "wave.h", "vocabulary.h"),
+    "host": ("dialect_host.h", "vec.h", "vocabulary_host.h", "vocabulary.h"),
 }
-"""What a dialect is made of. `wave.h` builds the wave reductions from a lane exchange; the host has none. A kernel with
-more LDS than the arch lets one declare has it in an arena."""
+"""What a dialect is made of. `wave.h` builds reductions and scans of a wave from a lane exchange; the host has none. A
+kernel with more LDS than the arch lets one declare has it in an arena."""
 
 
 class Renderable(Protocol):
@@ -142,7 +142,8 @@ def _lds_declarations(variant: Renderable, target: Arch) -> dict[str, str]:
     declarations: dict[str, str] = {}
     offset = 0
     for region in variant.lds(target.name):
-        declarations[region.name] = f"SHARED({region.ctype}, {region.name}, {region.count}, {offset});"
+        macro = "SHARED(" if region.align == 1 else f"SHARED_ALIGNED({region.align}, "
+        declarations[region.name] = f"{macro}{region.ctype}, {region.name}, {region.count}, {offset});"
         offset += region.nbytes
     return declarations
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hipfire_kernels.authoring.args import Tensor
+from hipfire_kernels.bf16 import from_bf16, to_bf16
 
 Rng = np.random.Generator
 Array = npt.NDArray[Any]
@@ -92,10 +93,12 @@ def fill(arg: Tensor, name: str, rng: Rng, shape: tuple[int, ...], dtype: np.dty
     """
     if name == "foreign":
         raw = rng.integers(0, 256, math.prod(shape) * dtype.itemsize, np.uint8).view(dtype).reshape(shape)
-        return _within(raw, arg.largest) if arg.dtype in MAX else raw
+        if arg.dtype not in MAX or math.isinf(arg.largest):
+            return raw
+        return to_bf16(_within(from_bf16(raw), arg.largest)) if arg.dtype == "bf16" else _within(raw, arg.largest)
     if arg.dtype in MAX:
-        values = FLOATS[name](rng, shape, arg.dtype)
-        return _within(values, min(MAX[arg.dtype], arg.largest)).astype(dtype)
+        values = _within(FLOATS[name](rng, shape, arg.dtype), min(MAX[arg.dtype], arg.largest))
+        return to_bf16(values) if arg.dtype == "bf16" else values.astype(dtype)
     low, high = (arg.between[0], top) if arg.between is not None else _span(dtype)
     ends = np.array([low, max(low, high - 1)])
     drawn = rng.choice(ends, shape) if name == "edges" else rng.integers(low, max(low + 1, high), shape)

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from hipfire_kernels.authoring.args import Scalar, Tensor
 from hipfire_kernels.authoring.declaration import named_by
 from hipfire_kernels.authoring.family import Variant
+from hipfire_kernels.bf16 import from_bf16
 from hipfire_kernels.checking import contents
 from hipfire_kernels.checking.result import Finding
 from hipfire_kernels.errors import InputError
@@ -152,7 +153,8 @@ def expected(variant: Variant, reference: Callable[..., Any], case: DeclaredCase
     Raises:
         InputError: it returns something else: other names, or another shape.
     """
-    given: dict[str, Any] = {name: array.copy() for name, array in arrays(variant, case).items()}
+    held = arrays(variant, case)
+    given: dict[str, Any] = {name: _numbers(arg, held[name]).copy() for name, arg in tensors(variant).items()}
     given |= {arg.name: _value(case, arg.name) for arg in variant.args if isinstance(arg, Scalar)}
     with np.errstate(all="ignore"):
         found = reference(**{name: given[name] for name in named_by(reference)})
@@ -167,6 +169,11 @@ def expected(variant: Variant, reference: Callable[..., Any], case: DeclaredCase
         if results[name].shape != shape:
             raise InputError(f"{who} returns {name} of shape {results[name].shape}; required: {shape}")
     return results
+
+
+def _numbers(arg: Tensor, array: Array) -> Array:
+    """What an array holds, as numbers: of bf16, which numpy has not, float32."""
+    return from_bf16(array) if arg.dtype == "bf16" else array
 
 
 def _value(case: DeclaredCase, name: str) -> float:
@@ -234,7 +241,7 @@ def difference(arg: Tensor, got: Array, want: Array) -> tuple[float, str]:
         return math.inf, f"{arg.name}{list(at)} is {got[at]} instead of {want[at]:g} ({len(apart)} differ)"
     limit = contents.MAX[arg.dtype]
     exact = np.where(np.abs(want) > limit, np.inf, want.astype(np.float64))
-    mine = got.astype(np.float64)
+    mine = _numbers(arg, got).astype(np.float64)
     finite = np.isfinite(exact)
     wrong = np.argwhere(finite != np.isfinite(mine))
     if len(wrong):

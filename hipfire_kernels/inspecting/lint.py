@@ -38,7 +38,7 @@ _ALIGNMENT = "-Wcast-align"
 
 FORBIDDEN = re.compile(
     r"\b(?:threadIdx|blockIdx|blockDim|gridDim|warpSize|hk::\w+|HK_\w+|hip\w+_[xyz]|__shared__|__sync\w+|__shfl\w*|"
-    r"__ballot\w*|__builtin_(?:amdgcn|nvvm|ptx|ia32)_\w+|__nv\w+|__ockl_\w+|get_(?:local|group|global)_id)\b"
+    r"__(?:ballot|any|all|popc|clz|ffs|brev|byte_perm|u?mulhi|float_as|u?int_as|hip_atomic)\w*|atomic[A-Z]\w*|__builtin_(?:amdgcn|nvvm|ptx|ia32)_\w+|__nv\w+|__ockl_\w+|get_(?:local|group|global)_id)\b"
 )
 """What a kernel's body may not name: it is not the same in every dialect, or not there. The declaration gives `SHARED`,
 which declares LDS."""

@@ -16,13 +16,16 @@ QUANTIZE, DRAFT = f"{_ORACLES}:QUANTIZE", f"{_ORACLES}:DRAFT"
 
 EXACT_F32 = Tolerance(worst_row=1e-5)
 
+Q8_ALIGN = 2
+"""Of a Q8_0 cache, whose scales are loaded and stored two bytes wide."""
+
 
 def query(v: Variant) -> Tensor:
     return Tensor("q", "f32", ("rows", "n_heads", v.head_dim))
 
 
 def q8_cache(name: str, v: Variant) -> Tensor:
-    return Tensor(name, "u8", ("capacity", "n_kv_heads", v.head_dim // Q8_BLOCK, Q8_BYTES))
+    return Tensor(name, "u8", ("capacity", "n_kv_heads", v.head_dim // Q8_BLOCK, Q8_BYTES), align=Q8_ALIGN)
 
 
 def partials(v: Variant, *, writes: bool, records: str = "max_tiles") -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hipfire_kernels.authoring.args import Scalar, Tensor
 from hipfire_kernels.authoring.family import KernelFamily, Variant
-from hipfire_kernels.kernels.arguments import EXACT_F32, POSITIONS, QUANTIZE, ints
+from hipfire_kernels.kernels.arguments import EXACT_F32, POSITIONS, Q8_ALIGN, QUANTIZE, ints
 from hipfire_kernels.layout import Q8_BLOCK, Q8_BYTES
 
 
@@ -13,7 +13,7 @@ def _kv_write_args(v: Variant) -> tuple[Tensor | Scalar, ...]:
         return Tensor(name, "f32", ("rows", "n_kv_heads", "head_dim"))
 
     def cache(name: str) -> Tensor:
-        return Tensor(name, "u8", ("capacity", "n_kv_heads", "head_blocks", Q8_BYTES), writes=True)
+        return Tensor(name, "u8", ("capacity", "n_kv_heads", "head_blocks", Q8_BYTES), writes=True, align=Q8_ALIGN)
 
     if v.pair:
         return (

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from hipfire_kernels.errors import InputError
+from hipfire_kernels.running.scalars import FLOATS
 
 I32_MIN, I32_MAX = -(2**31), 2**31 - 1
 
-F32_END = (2 - 2.0**-24) * 2.0**127
-"""The smallest magnitude that rounds to infinity as float32."""
+F32_END = FLOATS["f32"]
 
 
 def whole(name: str, value: Any, low: int = I32_MIN, high: int = I32_MAX, legal: str = "a 32-bit integer") -> int:
@@ -44,17 +44,19 @@ def _index(value: Any) -> int | None:
         return None
 
 
-def real(name: str, value: Any) -> float:
-    """A number that is finite as float32, Python's or numpy's; no bool, no text."""
-    if type(value) is float and -F32_END < value < F32_END:
+def real(name: str, value: Any, dtype: str = "f32") -> float:
+    """A number that is finite in a float dtype, Python's or numpy's; no bool, no text."""
+    end = FLOATS[dtype]
+    if type(value) is float and -end < value < end:
         return value
     if isinstance(value, np.ndarray) and not value.ndim:
         value = value[()]
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise InputError(f"{name} is {value!r}; required: a number")
     number = _float(value)
-    if not -F32_END < number < F32_END:
-        raise InputError(f"{name} is {number}; required: a finite number of float32, a magnitude below 3.4028236e38")
+    if not -end < number < end:
+        what = f"float{dtype.lstrip('bf')}" if dtype != "bf16" else "bfloat16"
+        raise InputError(f"{name} is {number}; required: a finite number of {what}, a magnitude below {end:.8g}")
     return number
 
 

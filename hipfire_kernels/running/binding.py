@@ -20,8 +20,7 @@ from hipfire_kernels.errors import InputError
 from hipfire_kernels.running import devices
 from hipfire_kernels.running.arguments import real, whole
 from hipfire_kernels.running.devices.protocol import Device, KernelArgs, Launch, View
-
-_CTYPES: dict[str, Any] = {"f32": ctypes.c_float, "i32": ctypes.c_int}
+from hipfire_kernels.running.scalars import CTYPES, INTEGERS, in_words
 
 MOST_BLOCKS = (2**31 - 1, 65_535, 65_535)
 """Blocks of a launch in x, y and z at most, by CUDA's and HIP's drivers. The host holds itself to the same."""
@@ -74,7 +73,7 @@ def bind(variant: Variant, views: Mapping[str, View], **scalars: Any) -> BoundLa
     slots = {
         arg.name: ctypes.c_void_p(views[arg.name].pointer)
         if isinstance(arg, Tensor)
-        else _CTYPES[arg.dtype](known[arg.name])
+        else CTYPES[arg.dtype](known[arg.name])
         for arg in variant.args
     }
     for arg in tensors:
@@ -310,4 +309,7 @@ def _number(name: str, dtype: str | None, value: Any) -> int | float:
     """A scalar of this dtype, or for None an extent of the grid."""
     if dtype is None:
         return whole(name, value, 0, legal="0 or more, a 32-bit integer")
-    return whole(name, value) if dtype == "i32" else real(name, value)
+    if dtype in INTEGERS:
+        low, high = INTEGERS[dtype]
+        return whole(name, value, low, high, in_words(dtype))
+    return real(name, value, dtype)

@@ -18,7 +18,7 @@ from hipfire_kernels.checking.parity import GUARD, STALE, Guarded
 from hipfire_kernels.layout import TILE, tiles
 from hipfire_kernels.running.attention import check_verify, verify_plan, workspace_shape
 from hipfire_kernels.running.binding import launch
-from hipfire_kernels.running.devices.protocol import ALIGNMENT, DTYPES, Device
+from hipfire_kernels.running.devices.protocol import DTYPES, Device
 from hipfire_kernels.running.draft import draft_attend_rows
 from hipfire_kernels.testing.requests import AnyRequest, DraftRequest, Request
 
@@ -253,7 +253,7 @@ def _elements(variant: Variant, name: str, offset: int) -> int:
     none."""
     declared = {arg.name: arg for arg in variant.args if isinstance(arg, Tensor)}
     arg = declared.get(name, Tensor(name, "f32", ()))
-    return offset * max(arg.align, ALIGNMENT[arg.dtype]) // DTYPES[arg.dtype].itemsize
+    return offset * max(arg.align // DTYPES[arg.dtype].itemsize, 1)
 
 
 def _on_stream(device: Device, kind: str, launched: Callable[[Any], None]) -> Callable[[], None]:

@@ -5,7 +5,8 @@
 // a line in `hip_stub_complaints`. Error codes and what a capture forbids are the runtime's own.
 //
 // HIP_STUB_ARCHS       one arch for each device, comma-separated, as gcnArchName spells it; empty: no device
-// HIP_STUB_KERNELS     folder with ENTRY.so (the host build) and ENTRY.args ("lds threads signature") for each kernel
+// HIP_STUB_KERNELS     folder with ENTRY.so (the host build) and ENTRY.args ("lds threads signature") for each kernel;
+//                      of each argument the signature says p, a pointer, or the bytes of a number
 #include <dlfcn.h>
 #include <elf.h>
 #include <pthread.h>
@@ -666,7 +667,7 @@ int hipModuleLaunchKernel(
     }
     Node node = {NULL, function, {grid_x, grid_y, grid_z}, block_x, {0}};
     for (int i = 0; function->function.signature[i]; ++i)
-        memcpy(&node.values[i], params[i], function->function.signature[i] == 'p' ? 8 : 4);
+        memcpy(&node.values[i], params[i], function->function.signature[i] == 'p' ? 8 : function->function.signature[i] - '0');
     REQUIRE(pointers_live(&node, "hipModuleLaunchKernel"), INVALID_VALUE);
     if (stream && stream->stream.state == CAPTURING)
         append(stream->stream.graph, &node);

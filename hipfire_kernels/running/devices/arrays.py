@@ -12,7 +12,7 @@ import numpy as np
 from hipfire_kernels.errors import DeviceError, InputError
 from hipfire_kernels.running.devices import dlpack
 from hipfire_kernels.running.devices.driver import Owner
-from hipfire_kernels.running.devices.protocol import OfThisProcess, View, dtype_name
+from hipfire_kernels.running.devices.protocol import DTYPES, OfThisProcess, View, dtype_name
 
 
 class Buffer:
@@ -78,7 +78,7 @@ class DeviceArray(OfThisProcess):
             "version": 3,
             "data": (self.pointer, False),
             "shape": self.shape,
-            "typestr": self.dtype.str,
+            "typestr": DTYPES.get(self.view.dtype, self.dtype).str,  # of bf16 its bits: the interface has no such type
             "strides": None,
             "stream": None,
         }

@@ -13,10 +13,18 @@ import numpy as np
 import numpy.typing as npt
 
 from hipfire_kernels.errors import InputError
+from hipfire_kernels.running.devices.protocol import DTYPES, dtype_name
 
 CPU, CUDA, CUDA_HOST, ROCM, ROCM_HOST = 1, 2, 3, 10, 11
 _NAME = b"dltensor"
-_KINDS = {0: "i", 1: "u", 2: "f"}
+_CODES = {"i": 0, "u": 1, "f": 2}
+_BFLOAT = 4
+_DTYPES = {
+    (_CODES[kind], 8 * size): np.dtype(f"{kind}{size}")
+    for kind in "iuf"
+    for size in (1, 2, 4, 8)
+    if (kind, size) != ("f", 1)
+} | {(_BFLOAT, 16): DTYPES["bf16"]}
 
 
 class _DLTensor(ctypes.Structure):
@@ -65,21 +73,20 @@ def peek(capsule: Any) -> Peek:
     """Read a capsule without consuming it: its producer frees what it holds when the capsule goes."""
     address = _capsule_pointer(capsule, _NAME)
     t = ctypes.cast(address, ctypes.POINTER(_DLManagedTensor)).contents.tensor
-    kind = _KINDS.get(t.code) if t.lanes == 1 and t.bits % 8 == 0 else None
     return Peek(
         pointer=(t.data or 0) + t.byte_offset,
         device_type=t.device_type,
         device_id=t.device_id,
         shape=tuple(t.shape[i] for i in range(t.ndim)),
         strides=tuple(t.strides[i] for i in range(t.ndim)) if t.strides else None,
-        dtype=np.dtype(f"{kind}{t.bits // 8}") if kind else None,
+        dtype=_DTYPES.get((t.code, t.bits)) if t.lanes == 1 else None,
     )
 
 
 def as_numpy(name: str, found: Peek) -> npt.NDArray[Any]:
     """Host memory that a capsule describes, as a writable numpy array. The producer must outlive it."""
     if found.dtype is None:
-        raise InputError(f"{name} has a DLPack dtype that no kernel takes; required: float32, int32 or uint8")
+        raise InputError(f"{name} has a DLPack dtype that no kernel takes; required: one of {', '.join(DTYPES)}")
     strides = found.strides or tuple(np.cumprod((1, *found.shape[:0:-1]))[::-1])
     spans = [(extent - 1) * stride for extent, stride in zip(found.shape, strides, strict=True) if extent]
     count = sum(spans) + 1 if 0 not in found.shape else 0
@@ -115,9 +122,9 @@ _drop_unused = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_let_go_unused)
 
 
 def export(owner: Any, pointer: int, shape: tuple[int, ...], dtype: np.dtype[Any], device: tuple[int, int]) -> Any:
-    """A capsule over memory that `owner` keeps alive."""
+    """A capsule over memory that `owner` keeps alive. What is bf16 here is that for the consumer."""
     extents = (ctypes.c_int64 * max(1, len(shape)))(*shape)
-    code = next(code for code, kind in _KINDS.items() if kind == dtype.kind)
+    code = _BFLOAT if dtype_name(dtype) == "bf16" else _CODES[dtype.kind]
     tensor = _DLTensor(
         data=pointer,
         device_type=device[0],

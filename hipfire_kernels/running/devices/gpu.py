@@ -21,7 +21,7 @@ from hipfire_kernels.errors import DeviceError, InputError
 from hipfire_kernels.running.devices import dlpack
 from hipfire_kernels.running.devices.arrays import Buffer, DeviceArray
 from hipfire_kernels.running.devices.driver import Driver
-from hipfire_kernels.running.devices.protocol import ALIGNMENT, DTYPES, Launch, OfThisProcess, View, dtype_name
+from hipfire_kernels.running.devices.protocol import DTYPES, Launch, OfThisProcess, View, dtype_name, require_aligned
 from hipfire_kernels.running.devices.streams import CaptureGate, Event, Graph, Stream
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class GpuDevice(OfThisProcess):
                 f"{name} is a {type(array).__name__}; {self.name} takes its own arrays, "
                 "__cuda_array_interface__ and DLPack"
             )
-        self._require_aligned(name, found)
+        require_aligned(name, found)
         return found
 
     def _view_own(self, name: str, array: DeviceArray) -> View:
@@ -147,15 +147,8 @@ class GpuDevice(OfThisProcess):
         if not array.buffer.pointer:
             raise InputError(f"{name} has been freed: {array!r}")
         if array.offset:
-            self._require_aligned(name, array.view)
+            require_aligned(name, array.view)
         return array.view
-
-    def _require_aligned(self, name: str, found: View) -> None:
-        alignment = ALIGNMENT.get(found.dtype, 1)
-        if found.pointer % alignment:
-            raise InputError(
-                f"{name} is at an address that is not a multiple of {alignment}, which {found.dtype} needs"
-            )
 
     def _view_interface(self, name: str, interface: dict[str, Any]) -> View:
         pointer, read_only = interface["data"]
@@ -177,7 +170,7 @@ class GpuDevice(OfThisProcess):
         found = dlpack.peek(array.__dlpack__(stream=self._dlpack_stream()))
         self._await_producer(self.default_stream)  # which the producer has just been told to order its work before
         if found.dtype is None:
-            raise InputError(f"{name} has a DLPack dtype that no kernel takes; required: float32, int32 or uint8")
+            raise InputError(f"{name} has a DLPack dtype that no kernel takes; required: one of {', '.join(DTYPES)}")
         self._require_contiguous(name, found.shape, found.strides, 1)
         return View(found.pointer, found.shape, dtype_name(found.dtype), True)
 

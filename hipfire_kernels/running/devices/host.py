@@ -29,7 +29,14 @@ from hipfire_kernels.building.toolchains import sanitized
 from hipfire_kernels.errors import DeadlockError, DeviceError, InputError, UndefinedBehaviour
 from hipfire_kernels.running.devices import dlpack, memory
 from hipfire_kernels.running.devices.arena import STACK_BYTES, arena
-from hipfire_kernels.running.devices.protocol import ALIGNMENT, KernelArgs, Launch, OfThisProcess, View, dtype_name
+from hipfire_kernels.running.devices.protocol import (
+    KernelArgs,
+    Launch,
+    OfThisProcess,
+    View,
+    dtype_name,
+    require_aligned,
+)
 
 if TYPE_CHECKING:
     from hipfire_kernels.building.builder import Artifact
@@ -42,6 +49,7 @@ extern unsigned long hk_workspace_bytes;
 int hk_run(const hk_launch*, void**, unsigned long long first, unsigned long long last, const hk_arena*, hk_report*);
 """
 _NO_ARENA, _WAVE_LINES, _BARRIER_LINES, _DEADLOCK, _LDS_OVERRUN = -1, 1, 2, 3, 4  # the first is not hk_run's
+_LANES_DIFFER, _MISALIGNED = 20, 21
 
 
 _FFI: Any = cffi.FFI()
@@ -121,17 +129,14 @@ class HostDevice(OfThisProcess):
         """See `Device.view`."""
         if not isinstance(array, np.ndarray):
             array = _host_array(name, array)
-        dtype = dtype_name(array.dtype)
         if not array.flags.c_contiguous:
             raise InputError(
                 f"{name} has strides {array.strides} for shape {array.shape}; required: C-contiguous. "
                 "Pass numpy.ascontiguousarray(...) of it"
             )
-        pointer = int(array.ctypes.data)
-        alignment = ALIGNMENT.get(dtype, 1)
-        if pointer % alignment and array.size:
-            raise InputError(f"{name} is at an address that is not a multiple of {alignment}, which {dtype} needs")
-        return View(pointer, array.shape, dtype, bool(array.flags.writeable))
+        found = View(int(array.ctypes.data), array.shape, dtype_name(array.dtype), bool(array.flags.writeable))
+        require_aligned(name, found)
+        return found
 
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """See `Device.empty`. What is larger than the memory that is left is refused: Linux hands out any amount, and
@@ -271,6 +276,16 @@ class Failure:
             return DeviceError(
                 f"{artifact.entry}, block {self.block}: wrote {self.at.line} bytes behind its "
                 f"{artifact.resources.lds_bytes} bytes of LDS"
+            )
+        if self.code == _LANES_DIFFER:
+            return DeviceError(
+                f"{at}: the lanes of a wave ask for different lanes at {here}; lane_get_uniform takes one lane for all, "
+                "lane_get each its own"
+            )
+        if self.code == _MISALIGNED:
+            return DeviceError(
+                f"{at}: the address is not a multiple of {self.other.line} at {here}; declare what it is a multiple of, "
+                "Tensor(align=...), or name a smaller one: load_vec<COUNT, ALIGN>, store_vec<ALIGN>"
             )
         if self.code >= sanitized.FIRST_CODE:
             fault = list(sanitized.FAULTS.values())[self.code - sanitized.FIRST_CODE]

@@ -142,16 +142,33 @@ class Device(Protocol):
 DTYPES: dict[str, np.dtype[Any]] = {
     "f32": np.dtype(np.float32),
     "f16": np.dtype(np.float16),
-    "i32": np.dtype(np.int32),
+    "bf16": np.dtype(np.uint16),
+    "f64": np.dtype(np.float64),
+    "i8": np.dtype(np.int8),
     "u8": np.dtype(np.uint8),
+    "i16": np.dtype(np.int16),
+    "i32": np.dtype(np.int32),
+    "u32": np.dtype(np.uint32),
+    "i64": np.dtype(np.int64),
 }
-"""Declared dtype to numpy's."""
+"""Declared dtype to numpy's. numpy has no bf16: uint16, which is no dtype of a kernel, stands for its bits."""
 
-ALIGNMENT = {"f32": 4, "f16": 16, "i32": 4, "u8": 2}
-"""Bytes an argument's address must be a multiple of. u8 is the Q8_0 cache, whose scales are loaded 2 bytes wide; f16
-are loaded eight at a time."""
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """`f32`, `f16`, `i32` or `u8`, or numpy's own name where no kernel takes the dtype."""
-    return next((name for name, known in DTYPES.items() if known == dtype), str(dtype))
+    """The declared dtype, or numpy's own name where no kernel takes it. A `bfloat16` that somebody registered with numpy,
+    such as that of ml_dtypes, is bf16."""
+    name = _NAMES.get(dtype)
+    if name is None:
+        name = "bf16" if dtype.name == "bfloat16" else str(dtype)
+    return name
+
+
+def require_aligned(name: str, view: View) -> None:
+    """Refuse an address at which no element may lie. What a kernel needs beyond that is for `binding` to ask."""
+    known = DTYPES.get(view.dtype)
+    if known is not None and view.pointer % known.itemsize and math.prod(view.shape):
+        raise InputError(
+            f"{name} is at an address that is not a multiple of {known.itemsize}, which {view.dtype} needs"
+        )
