@@ -38,11 +38,13 @@ from hipfire_kernels.q8_0 import dequantize_q8_0, quantize_q8_0
 
 if TYPE_CHECKING:
     from hipfire_kernels.building.builder import Artifact, build
+    from hipfire_kernels.building.bundle import use_bundle
     from hipfire_kernels.checking.oracle import parity
     from hipfire_kernels.dispatch import attend, draft_attend, kv_write, plan
     from hipfire_kernels.running.binding import launch
     from hipfire_kernels.running.devices import device, devices
     from hipfire_kernels.running.devices.protocol import Device
+    from hipfire_kernels.running.kernel import load
 
 __version__ = "0.1.0"
 
@@ -57,6 +59,8 @@ _LATE = {
     "draft_attend": "dispatch",
     "kv_write": "dispatch",
     "plan": "dispatch",
+    "load": "running.kernel",
+    "use_bundle": "building.bundle",
     "parity": "checking.oracle",
 }
 """Public names that are imported at first use, and the module each lives in."""
@@ -96,12 +100,14 @@ __all__ = [
     "from_bf16",
     "kv_write",
     "launch",
+    "load",
     "parity",
     "plan",
     "quantize_q8_0",
     "reference",
     "register",
     "to_bf16",
+    "use_bundle",
 ]
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())

@@ -27,7 +27,7 @@ from hipfire_kernels.errors import InputError
 SCHEMA = 1
 MANIFEST = "manifest.json"
 VARIABLE = "HIPFIRE_KERNELS_BUNDLE"
-"""Environment variable that names a bundle to use; `use` overrides it."""
+"""Environment variable that names a bundle to use; `use_bundle` overrides it."""
 
 
 def digest(data: bytes) -> str:
@@ -144,7 +144,7 @@ def write(kernels: Iterable[tuple[Bundled, bytes]], folder: str | os.PathLike[st
 _used: list[Bundle | None] = []
 
 
-def use(folder: str | os.PathLike[str] | None) -> None:
+def use_bundle(folder: str | os.PathLike[str] | None) -> None:
     """Look builds up in a bundle first, in this process; None: in none.
 
     Raises:
@@ -154,7 +154,7 @@ def use(folder: str | os.PathLike[str] | None) -> None:
 
 
 def current() -> Bundle | None:
-    """The bundle in use: what `use` said, else what the environment names.
+    """The bundle in use: what `use_bundle` said, else what the environment names.
 
     Raises:
         InputError: the environment names something that is no bundle.

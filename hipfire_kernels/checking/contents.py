@@ -95,7 +95,8 @@ def fill(arg: Tensor, name: str, rng: Rng, shape: tuple[int, ...], dtype: np.dty
         raw = rng.integers(0, 256, math.prod(shape) * dtype.itemsize, np.uint8).view(dtype).reshape(shape)
         if arg.dtype not in MAX or math.isinf(arg.largest):
             return raw
-        return to_bf16(_within(from_bf16(raw), arg.largest)) if arg.dtype == "bf16" else _within(raw, arg.largest)
+        limit = min(MAX[arg.dtype], arg.largest)
+        return to_bf16(_within(from_bf16(raw), limit)) if arg.dtype == "bf16" else _within(raw, limit)
     if arg.dtype in MAX:
         values = _within(FLOATS[name](rng, shape, arg.dtype), min(MAX[arg.dtype], arg.largest))
         return to_bf16(values) if arg.dtype == "bf16" else values.astype(dtype)

@@ -124,7 +124,7 @@ def parity(variant: Variant, device: Device | str = "host", *, quick: bool = Fal
         found = Finding(case, checked.error, checked.limit, checked.fault)
         if not found.ok:
             raise ParityError(found.line(f"{variant.name} {case.describe()}"), found)
-        if worst is None or found.error / found.limit > worst.error / worst.limit:
+        if worst is None or found.share > worst.share:
             worst = found
     if worst is None:
         raise InputError(f"{variant.name} has no case")

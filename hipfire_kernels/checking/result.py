@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +19,19 @@ class Checked:
         """No fault, and the worst row within the limit."""
         return not self.fault and self.error <= self.limit
 
+    @property
+    def share(self) -> float:
+        """The error in units of its limit; where that is 0, infinite or nothing."""
+        if self.limit:
+            return self.error / self.limit
+        return math.inf if self.error else 0.0
+
     def describe(self) -> str:
         """One line; for a failure with what it takes to run it again."""
         raise NotImplementedError
+
+    def __str__(self) -> str:
+        return self.describe()
 
     def line(self, what: str) -> str:
         """The verdict on `what`."""

@@ -13,9 +13,11 @@ from hipfire_kernels import __version__
 from hipfire_kernels.cli import (
     _ending,
     _errors,
+    _families,
     _out,
     ab,
     bench,
+    bundle,
     cache,
     convert,
     diff,
@@ -75,12 +77,21 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_show_version)
     ] = False,
+    families: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE,...",
+            help="Modules, or .py files, with kernel families of your own; the current folder is looked in too.",
+        ),
+    ] = None,
 ) -> None:
     """Author, build, verify and run speculative-verify attention kernels; no GPU required.
 
     Exit codes: 0 done, 1 the check failed, 2 wrong usage or input, 3 refused (not admitted, not available),
     130 interrupted.
     """
+    if families:
+        _families.use([name for text in families for name in text.split(",") if name])
 
 
 app.command()(generate.demo)
@@ -89,6 +100,7 @@ app.command()(convert.convert)
 app.command("list")(kernels.list_)
 app.command()(kernels.render)
 app.command()(kernels.build)
+app.command()(bundle.bundle)
 app.command()(isa.isa)
 app.command()(diff.diff)
 app.command()(watch.watch)

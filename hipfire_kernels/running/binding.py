@@ -205,11 +205,20 @@ def launch(variant: Variant, device: Device | str, *, stream: Any = None, **valu
         DeviceError: the launch failed.
     """
     on = devices.resolve(device)
+    run(bound(variant, on, values), on, stream)
+
+
+def bound(variant: Variant, device: Device, values: Mapping[str, Any]) -> BoundLaunch:
+    """The launch of a variant with these arguments, checked.
+
+    Raises:
+        InputError: see `launch`.
+    """
     names = [arg.name for arg in variant.args if isinstance(arg, Tensor)]
-    views = {name: on.view(name, _given(variant, values, name)) for name in names}
-    bound = bind(variant, views, **{name: value for name, value in values.items() if name not in views})
+    views = {name: device.view(name, _given(variant, values, name)) for name in names}
+    made = bind(variant, views, **{name: value for name, value in values.items() if name not in views})
     check_apart(rivals([variant], {name: view.nbytes for name, view in views.items()}), views)
-    run(bound, on, stream)
+    return made
 
 
 def run(bound: BoundLaunch, device: Device, stream: Any = None) -> None:

@@ -88,7 +88,7 @@ class Outcome:
     def add(self, found: Finding) -> None:
         """Count a finding."""
         name = found.case.variant
-        self.worst[name] = max(self.worst.get(name, 0.0), found.error / found.limit)
+        self.worst[name] = max(self.worst.get(name, 0.0), found.share)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON, and for `merged`."""
