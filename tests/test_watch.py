@@ -210,10 +210,11 @@ def test_saves_are_seen_when_the_file_is_replaced(tmp_path: Path) -> None:
     """An editor writes a new file and renames it over the old one; what it leaves beside it is no template."""
     tree = Tree(tmp_path)
     program = """
-from hipfire_kernels.inspecting.watch import saves, stamps
-known = stamps()
+from hipfire_kernels.inspecting.watch import folders, saves, stamps
+places = folders([])
+known = stamps(places)
 print("ready", flush=True)
-print(next(saves(known)), flush=True)
+print(next(saves(places, known)), flush=True)
 """
     running = subprocess.Popen(
         [sys.executable, "-c", program],

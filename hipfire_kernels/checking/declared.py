@@ -212,7 +212,11 @@ def run(variant: Variant, case: DeclaredCase, device: Device, beside: int = 0xFF
     Raises:
         DeviceError: the launch failed.
     """
-    placed = {name: _Placed(device, array, beside) for name, array in arrays(variant, case).items()}
+    placed = {
+        # What a kernel makes of the bytes beside its inputs must not be what lies beside its outputs.
+        name: _Placed(device, array, beside ^ 0x5A if tensors(variant)[name].writes else beside)
+        for name, array in arrays(variant, case).items()
+    }
     scalars = {name: value for name, value in {**case.extents, **case.scalars}.items() if _given(variant, name)}
     launch(variant, device, **{name: one.array for name, one in placed.items()}, **scalars)
     fault = ""
@@ -241,7 +245,8 @@ def difference(arg: Tensor, got: Array, want: Array) -> tuple[float, str]:
         return math.inf, f"{arg.name}{list(at)} is {got[at]} instead of {want[at]:g} ({len(apart)} differ)"
     limit = contents.MAX[arg.dtype]
     exact = np.where(np.abs(want) > limit, np.inf, want.astype(np.float64))
-    mine = _numbers(arg, got).astype(np.float64)
+    with np.errstate(invalid="ignore"):  # a NaN that signals
+        mine = _numbers(arg, got).astype(np.float64)
     finite = np.isfinite(exact)
     wrong = np.argwhere(finite != np.isfinite(mine))
     if len(wrong):
@@ -290,6 +295,17 @@ class Declared:
             kept = self._within(variant, extents, WORK)
             scalars = {name: _typical(_range(variant, arg), arg) for name, arg in _scalars(variant).items()}
             yield DeclaredCase(variant.entry, kept, scalars, held, seed)
+
+    def glance(self, variant: Variant) -> Iterator[DeclaredCase]:
+        """See `Oracle.glance`."""
+        return self.grid(variant, quick=True)
+
+    def timing(self, variant: Variant, rows: int, ctx: int) -> DeclaredCase:
+        """See `Oracle.timing`: the largest extents that fit, normal values."""
+        extents = self._within(variant, {name: _bounds(variant, name)[1] for name in _symbols(variant)}, WORK)
+        scalars = {name: _typical(_range(variant, arg), arg) for name, arg in _scalars(variant).items()}
+        plain = {name: contents.names(arg)[0] for name, arg in _read(variant).items()}
+        return DeclaredCase(variant.entry, extents, scalars, plain)
 
     def draw(self, variant: Variant, source: Any, work: int) -> DeclaredCase:
         """See `Oracle.draw`."""
@@ -422,7 +438,9 @@ WORK = 1 << 20
 
 
 def _typical(bounds: tuple[float, float], arg: Scalar) -> float:
-    return _steps(*bounds, arg)[0]
+    """Not an end: a factor of 1 would hide that it is forgotten."""
+    steps = _steps(*bounds, arg)
+    return steps[len(steps) // 2]
 
 
 def _steps(low: float, high: float, arg: Scalar) -> tuple[float, ...]:

@@ -43,6 +43,16 @@ class Oracle(Protocol):
     def grid(self, variant: Variant, *, quick: bool) -> Iterator[Any]:
         """The fixed cases of `hfk parity`."""
 
+    def glance(self, variant: Variant) -> Iterator[Any]:
+        """The few cases of the grid's kind that are run at each save of a template."""
+
+    def timing(self, variant: Variant, rows: int, ctx: int) -> Any:
+        """A case of the grid's kind that is worth timing: where the variant has query rows and keys, with so many.
+
+        Raises:
+            InputError: it has no such case.
+        """
+
     def check(self, variant: Variant, case: Any, device: Device) -> Checked:
         """Run a case of the grid."""
 

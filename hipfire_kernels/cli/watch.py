@@ -30,7 +30,7 @@ def watch(
     Of the variants that changed a few are built and run, which together have every line and every choice, though not
     every combination. Declarations (`kernels/`) are read once: start anew after editing those. Ends with Ctrl-C.
     """
-    from hipfire_kernels.inspecting.watch import Watch, saves, stamps
+    from hipfire_kernels.inspecting.watch import Watch, folders, saves, stamps
     from hipfire_kernels.running import devices as runtime
 
     archs = check_archs(arch, None)
@@ -38,10 +38,11 @@ def watch(
     if not any(fitting):
         raise InputError(f"no variant of {', '.join(names)} fits the host and {arch}: their blocks have too little LDS")
     watched = Watch(fitting, archs, runtime.device(time) if time else None)
-    known = stamps()
+    places = folders(variant for variants in fitting for variant in variants)
+    known = stamps(places)
     print(f"watching the templates of {', '.join(names)}", flush=True)
     _show(watched.turn(), [], first=True)
-    for saved in saves(known):
+    for saved in saves(places, known):
         _show(watched.turn(), saved)
 
 

@@ -14,10 +14,8 @@ from typing import Any
 
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.building.builder import Artifact
-from hipfire_kernels.checking.oracle import check
-from hipfire_kernels.checking.parity import Case, grid
+from hipfire_kernels.checking.oracle import check, oracle_of
 from hipfire_kernels.checking.result import Checked
-from hipfire_kernels.errors import InputError
 from hipfire_kernels.running.binding import kernel
 from hipfire_kernels.running.devices.protocol import Device, Launch
 from hipfire_kernels.running.timing import Times, timer
@@ -33,7 +31,7 @@ class Build:
     artifact: Artifact
 
 
-def parity(one: Build, cases: Sequence[Case], device: Device) -> list[Checked]:
+def parity(one: Build, cases: Sequence[Any], device: Device) -> list[Checked]:
     """`parity.check` on each case, with this build.
 
     Raises:
@@ -43,7 +41,7 @@ def parity(one: Build, cases: Sequence[Case], device: Device) -> list[Checked]:
         return [check(one.variant, case, device) for case in cases]
 
 
-def times(sides: Mapping[str, Build], case: Case, device: Device, rounds: int = 15) -> dict[str, Times]:
+def times(sides: Mapping[str, Build], case: Any, device: Device, rounds: int = 15) -> dict[str, Times]:
     """Time the calls of builds on the same case in one interleaved run, each with what it launches beside it (an
     attention kernel's reducer).
 
@@ -73,12 +71,13 @@ def times(sides: Mapping[str, Build], case: Case, device: Device, rounds: int = 
     return measured
 
 
-def timing_case(variant: Variant, rows: int, ctx: int) -> Case:
-    """The widest case of the variant's grid with so many rows and keys: most query heads on a KV head."""
-    fitting = [case for case in grid(variant, rows=(rows,), contexts=(ctx,)) if (case.rows, case.ctx) == (rows, ctx)]
-    if not fitting:
-        raise InputError(f"the grid of {variant.name} has no case of {rows} rows and {ctx} keys")
-    return max(fitting, key=lambda case: case.n_heads)
+def timing_case(variant: Variant, rows: int, ctx: int) -> Any:
+    """The case of a variant that is timed: where it has query rows and keys, with so many.
+
+    Raises:
+        InputError: it has none.
+    """
+    return oracle_of(variant).timing(variant, rows, ctx)
 
 
 class _Timed(Exception):

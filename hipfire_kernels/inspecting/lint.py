@@ -10,9 +10,11 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 
 from hipfire_kernels.archs import ARCHS, Arch
 from hipfire_kernels.authoring.family import Variant
+from hipfire_kernels.authoring.templates import LIBRARY
 from hipfire_kernels.building.processes import pool
 from hipfire_kernels.building.toolchains.registry import choose
 from hipfire_kernels.errors import CompileError, RenderError, ToolchainUnavailable
@@ -92,7 +94,7 @@ def lint(variants: Sequence[Variant], *, every: bool = False) -> Lint:
         variants: those to render.
         every: compile them all, not those alone that stand for others.
     """
-    findings = [*_texts(), *_render(variants)]
+    findings = [*_texts(variants), *_render(variants)]
     refused = {finding.where for finding in findings if finding.rule == "render"}
     targets, skipped = _targets()
     jobs: list[tuple[Check, Variant, Arch]] = []
@@ -133,15 +135,23 @@ def _read_cuda(variant: Variant, arch: Arch) -> list[Finding]:
     return [Finding(f"{variant.name} {arch.name}", "warning", _first(said))] if said else []
 
 
-def _texts() -> Iterator[Finding]:
+def _texts(variants: Sequence[Variant]) -> Iterator[Finding]:
     """Lines too long, and names of one dialect in text that is for all of them."""
-    for file in sorted(resources.files("hipfire_kernels.templates").iterdir(), key=lambda f: f.name):
-        if not file.name.endswith((".h", ".j2")):
-            continue
-        text = file.read_text(encoding="utf-8")
-        yield from columns(file.name, text)
-        if not _DIALECT_FILE.search(file.name):
-            yield from words(file.name, text)
+    for name, text in _sources(variants):
+        yield from columns(name, text)
+        if not _DIALECT_FILE.search(name):
+            yield from words(name, text)
+
+
+def _sources(variants: Sequence[Variant]) -> Iterator[tuple[str, str]]:
+    """Name and text of the library's templates, of those beside the variants' own, and of bodies without a file."""
+    templates = dict.fromkeys(variant.template for variant in variants)
+    own = dict.fromkeys(template.folder for template in templates if template.folder is not None)
+    for folder in (Path(str(resources.files(LIBRARY))), *own):
+        for file in sorted(folder.iterdir()):
+            if file.name.endswith((".h", ".j2")):
+                yield file.name, file.read_text(encoding="utf-8")
+    yield from ((template.name, template.body) for template in templates if template.body is not None)
 
 
 def columns(name: str, text: str) -> Iterator[Finding]:

@@ -11,18 +11,19 @@ import difflib
 import os
 import queue
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from hipfire_kernels.authoring.family import Variant
+from hipfire_kernels.authoring.templates import LIBRARY
 from hipfire_kernels.building.builder import Artifact, build
 from hipfire_kernels.building.processes import pool
 from hipfire_kernels.building.resources import Change, diff
-from hipfire_kernels.checking.parity import Result, grid
+from hipfire_kernels.checking.oracle import oracle_of
+from hipfire_kernels.checking.parity import Result
 from hipfire_kernels.errors import HipfireError
 from hipfire_kernels.inspecting import compare, outline
 from hipfire_kernels.inspecting.revision import Pinned
@@ -31,10 +32,6 @@ from hipfire_kernels.running import binding
 from hipfire_kernels.running.devices.host import HostDevice
 from hipfire_kernels.running.devices.protocol import Device
 from hipfire_kernels.running.timing import Times
-
-CASES: dict[str, Any] = {"rows": (17,), "contexts": (1, 390)}
-"""The part of the parity grid of one turn: full groups, a ragged one, a second sub-batch; one key, and so many that a
-window hides the whole first tile, that a split has several steps, and that the first rows see nothing of the last."""
 
 POLL_S = 0.1
 
@@ -164,7 +161,7 @@ class Watch:
         """Build for the host and run the cases."""
         artifact, checker = build(variant, "host"), self._checkers.get()
         try:
-            return checker.run(variant, artifact, list(grid(variant, **CASES)))
+            return checker.run(variant, artifact, list(oracle_of(variant).glance(variant)))
         finally:
             self._checkers.put(checker)
 
@@ -202,10 +199,16 @@ def _noted(found: Turn, variant: Variant, arch: str) -> Iterator[None]:
 Stamps = dict[str, tuple[int, int, int]]
 
 
-def stamps() -> Stamps:
-    """Time, size and identity of every template: another where one was saved."""
+def folders(variants: Iterable[Variant]) -> tuple[Path, ...]:
+    """Where the templates of variants lie, and the headers they may include."""
+    own = (variant.template.folder for variant in variants)
+    return tuple(dict.fromkeys([Path(str(resources.files(LIBRARY))), *(folder for folder in own if folder)]))
+
+
+def stamps(watched: Sequence[Path]) -> Stamps:
+    """Time, size and identity of every template of some folders: another where one was saved."""
     found = {}
-    for path in sorted(Path(str(resources.files("hipfire_kernels.templates"))).iterdir()):
+    for path in sorted(path for folder in watched for path in folder.iterdir()):
         try:
             status = path.stat()
         except FileNotFoundError:  # an editor is replacing it
@@ -215,18 +218,19 @@ def stamps() -> Stamps:
     return found
 
 
-def saves(known: Stamps) -> Iterator[list[str]]:
+def saves(watched: Sequence[Path], known: Stamps) -> Iterator[list[str]]:
     """Wait for templates to be saved, for ever: yields the names of those that were, once they stay as they are.
 
     Args:
+        watched: the folders.
         known: the stamps from before they were first read, so that no save is missed meanwhile.
     """
     while True:
-        now = stamps()
+        now = stamps(watched)
         if now == known:
             time.sleep(POLL_S)
             continue
-        while now != (now := _later()):
+        while now != (now := _later(watched)):
             pass
         names = sorted(name for name in {*known, *now} if known.get(name) != now.get(name))
         known = now
@@ -234,6 +238,6 @@ def saves(known: Stamps) -> Iterator[list[str]]:
             yield names
 
 
-def _later() -> Stamps:
+def _later(watched: Sequence[Path]) -> Stamps:
     time.sleep(POLL_S / 2)
-    return stamps()
+    return stamps(watched)

@@ -14,7 +14,7 @@ from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.building import scratch
 from hipfire_kernels.building.builder import Artifact
 from hipfire_kernels.building.processes import cpu_limit, end_descendants
-from hipfire_kernels.checking.parity import Case, Result
+from hipfire_kernels.checking.parity import Result
 from hipfire_kernels.errors import DeviceError, HipfireError
 from hipfire_kernels.inspecting import compare
 from hipfire_kernels.running import binding
@@ -49,7 +49,7 @@ class Checker:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
 
-    def run(self, variant: Variant, artifact: Artifact, cases: Sequence[Case]) -> list[Result]:
+    def run(self, variant: Variant, artifact: Artifact, cases: Sequence[Any]) -> list[Result]:
         """`parity.check` on each case, with this artifact.
 
         Raises:

@@ -14,6 +14,7 @@ from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.checking import parity, parity_split
 from hipfire_kernels.checking.oracle import Source
 from hipfire_kernels.checking.result import Finding
+from hipfire_kernels.errors import InputError
 from hipfire_kernels.running.devices.protocol import Device
 from hipfire_kernels.testing import axes, casefile, checking
 from hipfire_kernels.testing.case import FuzzCase
@@ -22,6 +23,11 @@ from hipfire_kernels.testing.subjects import VariantSubject
 
 QUICK: dict[str, Any] = {"rows": (1, 5, 8, 17), "contexts": (1, 128, 255)}
 """The part of the grid for a quick look: groups full, ragged, beyond one sub-batch; one tile, its edge, two."""
+
+
+GLANCE: dict[str, Any] = {"rows": (17,), "contexts": (1, 390)}
+"""The part of the grid for one look: full groups, a ragged one, a second sub-batch; one key, and so many that a window
+hides the whole first tile, that a split has several steps, and that the first rows see nothing of the last."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,18 @@ class Library:
     def grid(self, variant: Variant, *, quick: bool) -> Iterator[parity.Case]:
         """See `Oracle.grid`."""
         return parity.grid(variant, **(QUICK if quick else {}))
+
+    def glance(self, variant: Variant) -> Iterator[parity.Case]:
+        """See `Oracle.glance`."""
+        return parity.grid(variant, **GLANCE)
+
+    def timing(self, variant: Variant, rows: int, ctx: int) -> parity.Case:
+        """See `Oracle.timing`: the widest such case of the grid, most query heads on a KV head."""
+        cases = parity.grid(variant, rows=(rows,), contexts=(ctx,))
+        fitting = [case for case in cases if (case.rows, case.ctx) == (rows, ctx)]
+        if not fitting:
+            raise InputError(f"the grid of {variant.name} has no case of {rows} rows and {ctx} keys")
+        return max(fitting, key=lambda case: case.n_heads)
 
     def check(self, variant: Variant, case: parity.Case, device: Device) -> parity.Result:
         """See `Oracle.check`."""
