@@ -31,7 +31,7 @@ def launched(numbers: Mapping[str, Any], **arrays: Any) -> dict[str, Array]:
 
 
 @pytest.fixture(scope="module")
-def results(_own_cache: None) -> dict[str, list[tuple[Any, Array]]]:
+def results() -> dict[str, list[tuple[Any, Array]]]:
     """Of each dtype, the numbers that were passed and what came out."""
     runs = [(numbers, launched(numbers)) for numbers in (LOWEST, HIGHEST, SMALLEST)]
     return {name: [(numbers[name], out[f"x_{name}"]) for numbers, out in runs] for name in STORED}
@@ -51,7 +51,7 @@ def test_arrays_and_numbers_at_their_ends(name: str, results: dict[str, list[tup
             assert out[row].tobytes() == want[row].tobytes(), (what, number, out[row], want[row])
 
 
-def test_the_compiled_arguments_are_as_wide(_own_cache: None) -> None:
+def test_the_compiled_arguments_are_as_wide() -> None:
     compiled = read_args(hk.build(DTYPES.variant(), "gfx1100").code, "dtypes")
     offset = 0
     for declared, found in zip(DTYPES.variant().args, compiled, strict=True):

@@ -1,5 +1,5 @@
-"""Every word of the vocabulary: what it computes on the CPU, against numpy and at its edges, and what the GPUs' compilers
-make of it."""
+"""Every word of the vocabulary: what it computes on the CPU, against numpy and at its edges, and what the compilers of
+the GPUs make of it."""
 
 from __future__ import annotations
 
@@ -65,30 +65,31 @@ REAL = {
 
 UNITS = {"sqrt_f32": 0.5, "floor_f32": 0.0, "rcp_f32": 0.5, "rsqrt_f32": 1.5, "log2_f32": 1.0, "tanh_f32": 2.0}
 ABSOLUTE = {"sin_f32": 4e-7, "cos_f32": 4e-7}
-"""How far the host's results may lie from that: in units of the last place, or absolutely. docs/vocabulary.md has both."""
+"""How far the host's results may lie from that: in units of the last place, or absolutely. docs/vocabulary.md too."""
 
-EDGES: dict[str, list[tuple[float, float]]] = {
-    "sqrt_f32": [(0.0, 0.0), (-0.0, -0.0), (INF, INF), (-1.0, NAN), (-INF, NAN), (NAN, NAN), (SUB, 2.0**-74.5)],
-    "floor_f32": [(-0.0, -0.0), (-0.5, -1.0), (-SUB, -1.0), (SUB, 0.0), (2.5, 2.0), (-2.5, -3.0), (INF, INF)]
-    + [(-INF, -INF), (NAN, NAN), (8388609.0, 8388609.0), (-HUGE, -HUGE)],
-    "rcp_f32": [(0.0, INF), (-0.0, -INF), (INF, 0.0), (-INF, -0.0), (NAN, NAN), (SUB, INF), (-SUB, -INF), (-4.0, -0.25)]
-    + [(HUGE, 0.0), (-HUGE, -0.0), (TINY, 2.0**126), (2.0**126, TINY)],
-    "rsqrt_f32": [
-        (0.0, INF),
-        (-0.0, -INF),
-        (INF, 0.0),
-        (-1.0, NAN),
-        (-INF, NAN),
-        (NAN, NAN),
-        (SUB, INF),
-        (TINY, 2.0**63),
-    ],
-    "log2_f32": [(0.0, -INF), (-0.0, -INF), (INF, INF), (-1.0, NAN), (-INF, NAN), (NAN, NAN), (SUB, -INF)]
-    + [(TINY, -126.0), (1.0, 0.0), (-SUB, -INF)],
-    "sin_f32": [(0.0, 0.0), (INF, NAN), (-INF, NAN), (NAN, NAN)],
-    "cos_f32": [(0.0, 1.0), (-0.0, 1.0), (INF, NAN), (-INF, NAN), (NAN, NAN), (SUB, 1.0)],
-    "tanh_f32": [(0.0, 0.0), (-0.0, -0.0), (INF, 1.0), (-INF, -1.0), (NAN, NAN), (SUB, SUB), (-SUB, -SUB)]
-    + [(HUGE, 1.0), (-HUGE, -1.0), (20.0, 1.0), (-20.0, -1.0)],
+EDGES: dict[str, tuple[tuple[float, float], ...]] = {
+    "sqrt_f32": ((0.0, 0.0), (-0.0, -0.0), (INF, INF), (-1.0, NAN), (-INF, NAN), (NAN, NAN), (SUB, 2.0**-74.5)),
+    "floor_f32": (
+        *((-0.0, -0.0), (-0.5, -1.0), (-SUB, -1.0), (SUB, 0.0), (2.5, 2.0), (-2.5, -3.0), (INF, INF), (-INF, -INF)),
+        *((NAN, NAN), (8388609.0, 8388609.0), (-HUGE, -HUGE)),
+    ),
+    "rcp_f32": (
+        *((0.0, INF), (-0.0, -INF), (INF, 0.0), (-INF, -0.0), (NAN, NAN), (SUB, INF), (-SUB, -INF), (-4.0, -0.25)),
+        *((HUGE, 0.0), (-HUGE, -0.0), (TINY, 2.0**126), (2.0**126, TINY)),
+    ),
+    "rsqrt_f32": (
+        *((0.0, INF), (-0.0, -INF), (INF, 0.0), (-1.0, NAN), (-INF, NAN), (NAN, NAN), (SUB, INF), (TINY, 2.0**63)),
+    ),
+    "log2_f32": (
+        *((0.0, -INF), (-0.0, -INF), (INF, INF), (-1.0, NAN), (-INF, NAN), (NAN, NAN), (SUB, -INF), (-SUB, -INF)),
+        *((TINY, -126.0), (1.0, 0.0)),
+    ),
+    "sin_f32": ((0.0, 0.0), (INF, NAN), (-INF, NAN), (NAN, NAN)),
+    "cos_f32": ((0.0, 1.0), (-0.0, 1.0), (INF, NAN), (-INF, NAN), (NAN, NAN), (SUB, 1.0)),
+    "tanh_f32": (
+        *((0.0, 0.0), (-0.0, -0.0), (INF, 1.0), (-INF, -1.0), (NAN, NAN), (SUB, SUB), (-SUB, -SUB)),
+        *((HUGE, 1.0), (-HUGE, -1.0), (20.0, 1.0), (-20.0, -1.0)),
+    ),
 }
 
 
@@ -107,7 +108,7 @@ def spread(name: str) -> Array:
 
 
 @pytest.fixture(scope="module")
-def computed(_own_cache: None) -> dict[str, tuple[Array, Array]]:
+def computed() -> dict[str, tuple[Array, Array]]:
     """Of each word of `REAL`: numbers, its edges first, and its results."""
     given = np.stack([_padded(name) for name in REAL])
     calls = "\n".join(f"x[{i} * n + at] = {name}(x[{i} * n + at]);" for i, name in enumerate(REAL))
@@ -240,7 +241,7 @@ BITS: dict[str, tuple[str, Callable[[int, int], int]]] = {
 
 
 @pytest.fixture(scope="module")
-def counted(_own_cache: None) -> tuple[Array, Array, Array]:
+def counted() -> tuple[Array, Array, Array]:
     """Pairs of whole numbers, and a row of results for each of `BITS`."""
     pairs = [(x, y) for x in WHOLE for y in WHOLE]
     pairs += [tuple(pair) for pair in np.random.default_rng(3).integers(0, 2**32, (-len(pairs) % 32 + 32, 2)).tolist()]
@@ -341,7 +342,7 @@ TOGETHER = {
 }
 
 
-def test_a_part_of_a_wave_is_an_error_at_its_line(_own_cache: None) -> None:
+def test_a_part_of_a_wave_is_an_error_at_its_line() -> None:
     branches = "".join(
         f"if (which == {i}) {{\nif (lane() < 31) x[at] = (float){call};\n}}\n"
         for i, call in enumerate(TOGETHER.values())
@@ -358,7 +359,7 @@ def test_a_part_of_a_wave_is_an_error_at_its_line(_own_cache: None) -> None:
 def test_lanes_that_ask_for_different_lanes_in_one_voice() -> None:
     variant = kernel("x[at] = lane_get_uniform(x[at], lane() / 31);", rows("x", "f32", 1))
     with pytest.raises(
-        DeviceError, match="lanes of a wave ask for different lanes at body of words:3: 'x.at. = lane_get_un"
+        DeviceError, match=r"lanes of a wave ask for different lanes at body of words:3: 'x\[at\] = lane_get_un"
     ):
         hk.launch(variant, HostDevice(), x=np.zeros((1, 32), np.float32))
 
@@ -449,7 +450,7 @@ def test_a_vector_at_an_address_it_must_not_have() -> None:
 
 # ---- what the compilers make of it ----------------------------------------------------------------------------------
 
-X, I, OUT, WHOLE_OUT = "x[at]", "i[at]", "out[at]", "whole[at]"
+X, AT, OUT, WHOLE_OUT = "x[at]", "i[at]", "out[at]", "whole[at]"
 CODE = {
     "sqrt_f32": (f"{OUT} = sqrt_f32({X});", "v_s(qrt|_sqrt)_f32"),
     "floor_f32": (f"{OUT} = floor_f32({X});", "v_floor_f32"),
@@ -463,37 +464,40 @@ CODE = {
         f"{OUT} = clamp_f32({X}, -1.0f, {X} + 3.0f);",
         "v_max_(num_)?f32.*v_min_(num_)?f32|v_maxmin_(num_)?f32",
     ),
-    "popcount_u32": (f"{WHOLE_OUT} = popcount_u32((unsigned){I});", "v_bcnt_u32_b32"),
-    "clz_u32": (f"{WHOLE_OUT} = clz_u32((unsigned){I});", "v_clz_i32_u32"),
-    "ctz_u32": (f"{WHOLE_OUT} = ctz_u32((unsigned){I});", "v_ctz_i32_b32"),
-    "reverse_bits_u32": (f"{WHOLE_OUT} = (int)reverse_bits_u32((unsigned){I});", "v_bfrev_b32"),
-    "mul_hi_i32": (f"{WHOLE_OUT} = mul_hi_i32({I}, whole[0]);", "v_mul_hi_i32"),
-    "mul_hi_u32": (f"{WHOLE_OUT} = (int)mul_hi_u32((unsigned){I}, 12345u);", "v_mul_hi_u32"),
-    "min_i32": (f"{WHOLE_OUT} = min_i32({I}, n);", "v_min_i32"),
-    "max_i32": (f"{WHOLE_OUT} = max_i32({I}, n);", "v_max_i32"),
-    "min_u32": (f"{WHOLE_OUT} = (int)min_u32((unsigned){I}, (unsigned)n);", "v_min_u32"),
-    "max_u32": (f"{WHOLE_OUT} = (int)max_u32((unsigned){I}, (unsigned)n);", "v_max_u32"),
-    "clamp_i32": (f"{WHOLE_OUT} = clamp_i32({I}, -3, 70);", "v_med3_i32"),
-    "byte_perm": (f"{WHOLE_OUT} = (int)byte_perm<0x7205>((unsigned){I}, (unsigned)n);", "v_perm_b32"),
-    "lane_get": (f"{OUT} = lane_get({X}, {I});", "ds_bpermute_b32"),
+    "popcount_u32": (f"{WHOLE_OUT} = popcount_u32((unsigned){AT});", "v_bcnt_u32_b32"),
+    "clz_u32": (f"{WHOLE_OUT} = clz_u32((unsigned){AT});", "v_clz_i32_u32"),
+    "ctz_u32": (f"{WHOLE_OUT} = ctz_u32((unsigned){AT});", "v_ctz_i32_b32"),
+    "reverse_bits_u32": (f"{WHOLE_OUT} = (int)reverse_bits_u32((unsigned){AT});", "v_bfrev_b32"),
+    "mul_hi_i32": (f"{WHOLE_OUT} = mul_hi_i32({AT}, whole[0]);", "v_mul_hi_i32"),
+    "mul_hi_u32": (f"{WHOLE_OUT} = (int)mul_hi_u32((unsigned){AT}, 12345u);", "v_mul_hi_u32"),
+    "min_i32": (f"{WHOLE_OUT} = min_i32({AT}, n);", "v_min_i32"),
+    "max_i32": (f"{WHOLE_OUT} = max_i32({AT}, n);", "v_max_i32"),
+    "min_u32": (f"{WHOLE_OUT} = (int)min_u32((unsigned){AT}, (unsigned)n);", "v_min_u32"),
+    "max_u32": (f"{WHOLE_OUT} = (int)max_u32((unsigned){AT}, (unsigned)n);", "v_max_u32"),
+    "clamp_i32": (f"{WHOLE_OUT} = clamp_i32({AT}, -3, 70);", "v_med3_i32"),
+    "byte_perm": (f"{WHOLE_OUT} = (int)byte_perm<0x7205>((unsigned){AT}, (unsigned)n);", "v_perm_b32"),
+    "lane_get": (f"{OUT} = lane_get({X}, {AT});", "ds_bpermute_b32"),
     "lane_get_uniform": (f"{OUT} = {X} - lane_get_uniform({X}, n);", "v_readlane_b32"),
     "wave_scan_sum": (f"{OUT} = wave_scan_sum({X});", "(v_add_f32_dpp.*row_shr.*){4}v_readlane_b32"),
     "wave_scan_sum_exclusive": (f"{OUT} = wave_scan_sum_exclusive({X});", "(v_add_f32_dpp.*row_shr.*){4}v_mov_b32_dpp"),
     "wave_ballot": (f"{WHOLE_OUT} = (int)wave_ballot({X} > 1.0f);", "v_cmp_lt_f32"),
     "wave_any": (f"{WHOLE_OUT} = wave_any({X} > 1.0f);", "v_cmp_lt_f32.*s_cmp|v_cmp_lt_f32.*s_cselect"),
     "wave_all": (f"{WHOLE_OUT} = wave_all({X} > 1.0f);", "v_cmp_lt_f32.*s_cmp|v_cmp_lt_f32.*s_cselect"),
-    "atomic_add f32": (f"atomic_add(out + {I}, {X});", "global_atomic_add_f32"),
+    "atomic_add f32": (f"atomic_add(out + {AT}, {X});", "global_atomic_add_f32"),
     "atomic_add f32 with what was there": (
-        f"{OUT} = atomic_add(&out[{I}], {X});",
+        f"{OUT} = atomic_add(&out[{AT}], {X});",
         "global_atomic_add_f32 .*(glc|RETURN)",
     ),
-    "atomic_add i32": (f"atomic_add(whole + {I}, n);", "global_atomic_add_u32"),
-    "atomic_add f32 in LDS": (f"atomic_add(shared + {I}, {X}); block_sync(); {OUT} = shared[lane()];", "ds_add_f32"),
-    "atomic_add i32 in LDS": (f"atomic_add(count + {I}, 3); block_sync(); {WHOLE_OUT} = count[lane()];", "ds_add_u32"),
-    "load_vec": (f"store_vec(out + 4 * at, load_vec<4>(x + 4 * {I}));", "global_load_b128.*global_store_b128"),
-    "load_vec of 8 bytes": (f"store_vec(out + 2 * at, load_vec<2>(x + 2 * {I}));", "global_load_b64.*global_store_b64"),
+    "atomic_add i32": (f"atomic_add(whole + {AT}, n);", "global_atomic_add_u32"),
+    "atomic_add f32 in LDS": (f"atomic_add(shared + {AT}, {X}); block_sync(); {OUT} = shared[lane()];", "ds_add_f32"),
+    "atomic_add i32 in LDS": (f"atomic_add(count + {AT}, 3); block_sync(); {WHOLE_OUT} = count[lane()];", "ds_add_u32"),
+    "load_vec": (f"store_vec(out + 4 * at, load_vec<4>(x + 4 * {AT}));", "global_load_b128.*global_store_b128"),
+    "load_vec of 8 bytes": (
+        f"store_vec(out + 2 * at, load_vec<2>(x + 2 * {AT}));",
+        "global_load_b64.*global_store_b64",
+    ),
     "load_vec of bytes": (
-        f"const auto v = load_vec<16, 2>(codes + 34 * {I} + 2); for (int k = 0; k < 16; ++k) {WHOLE_OUT} += v[k];",
+        f"const auto v = load_vec<16, 2>(codes + 34 * {AT} + 2); for (int k = 0; k < 16; ++k) {WHOLE_OUT} += v[k];",
         "global_load_b128",
     ),
     "load_vec from LDS": (
@@ -502,7 +506,7 @@ CODE = {
     ),
     "f32_to_bf16": (f"half[at] = f32_to_bf16({X});", "v_bfe_u32.*v_add3_u32.*global_store_d16_hi_b16"),
     "bf16_to_f32": (f"{OUT} = bf16_to_f32(half[at]);", "global_load_(u16|d16_b16|d16_hi_b16)"),
-    "bits": (f"{WHOLE_OUT} = (int)f32_to_bits({X}); {OUT} = bits_to_f32((unsigned){I});", "global_store_b32"),
+    "bits": (f"{WHOLE_OUT} = (int)f32_to_bits({X}); {OUT} = bits_to_f32((unsigned){AT});", "global_store_b32"),
 }
 """A use of each word, and what is in its code on gfx11 and gfx12."""
 
@@ -542,7 +546,7 @@ def test_machine_code(name: str, target: str) -> None:
         assert not re.search(r"cmpswap|s_cbranch_vcc|src_shared_base", code), code
 
 
-def test_a_wide_lds_array_is_placed_for_it(_own_cache: None) -> None:
+def test_a_wide_lds_array_is_placed_for_it() -> None:
     """On NVIDIA an array lies where its element may; the others place each at a multiple of 16 anyway."""
     for target in ("gfx1100", "sm_90", "host"):
         assert "SHARED_ALIGNED(16, float, shared, 64, 144);" in use("load_vec").source(target)
@@ -552,7 +556,7 @@ def test_a_wide_lds_array_is_placed_for_it(_own_cache: None) -> None:
             kernel("", rows("x", "f32", 1), lds=(Lds("a", "float", 4, align=align),))
 
 
-def test_the_nvidia_dialect_by_clang(_own_cache: None) -> None:
+def test_the_nvidia_dialect_by_clang() -> None:
     """Syntax and warnings; NVRTC compiles it where there is one."""
     parts = [f"{{ {body} }}" for body, _ in CODE.values()]
     variant = kernel(_QUIET + "\n".join(parts), *_ARGS, lds=_LDS)

@@ -17,7 +17,7 @@ C_TYPES = {
     "u32": "unsigned",
     "i64": "long long",
 }
-"""Declared dtype to the C type in a kernel's signature. f16 and bf16 are their bits: not every compiler has the types."""
+"""Declared dtype to the C type in a kernel's signature. f16 and bf16 are bits: not every compiler has the types."""
 
 Dim = int | str
 """One extent of a declared shape: a number, or the name of a symbol bound by the arrays of a launch."""

@@ -28,7 +28,7 @@ enum { RELAXED = 2 };
 
 typedef struct { unsigned grid[3], threads, lds_bytes, permute; unsigned long long seed; } HostLaunch;
 typedef struct { void* workspace; char* stacks; unsigned long stack_bytes, stack_stride; } HostArena;
-typedef struct { unsigned block[3], thread; int line, other_line; } HostReport;
+typedef struct { unsigned block[3], thread; int line, other_line; const char *file, *other_file; } HostReport;
 typedef int HostRun(const HostLaunch*, void**, unsigned long long, unsigned long long, const HostArena*, HostReport*);
 
 enum Kind { MEMORY, STREAM, EVENT, MODULE, FUNCTION, GRAPH, EXEC, KINDS };

@@ -50,7 +50,8 @@ def test_bf16_is_said_where_it_can_be(hip0: GpuDevice) -> None:
     """DLPack has the type; to readers of the CUDA array interface the bits are uint16."""
     array = hip0.to_device(inputs("bf16"))
     assert array.__cuda_array_interface__["typestr"] == "<u2"
-    pointer = dlpack._capsule_pointer(array.__dlpack__(), b"dltensor")
+    capsule = array.__dlpack__()
+    pointer = dlpack._capsule_pointer(capsule, b"dltensor")
     assert ctypes.cast(pointer, ctypes.POINTER(dlpack._DLManagedTensor)).contents.tensor.code == 4
 
 

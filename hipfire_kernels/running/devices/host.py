@@ -279,13 +279,13 @@ class Failure:
             )
         if self.code == _LANES_DIFFER:
             return DeviceError(
-                f"{at}: the lanes of a wave ask for different lanes at {here}; lane_get_uniform takes one lane for all, "
-                "lane_get each its own"
+                f"{at}: the lanes of a wave ask for different lanes at {here}; lane_get_uniform takes one lane for "
+                "all, lane_get each its own"
             )
         if self.code == _MISALIGNED:
             return DeviceError(
-                f"{at}: the address is not a multiple of {self.other.line} at {here}; declare what it is a multiple of, "
-                "Tensor(align=...), or name a smaller one: load_vec<COUNT, ALIGN>, store_vec<ALIGN>"
+                f"{at}: the address is not a multiple of {self.other.line} at {here}; declare what it is a multiple "
+                "of, Tensor(align=...), or name a smaller one: load_vec<COUNT, ALIGN>, store_vec<ALIGN>"
             )
         if self.code >= sanitized.FIRST_CODE:
             fault = list(sanitized.FAULTS.values())[self.code - sanitized.FIRST_CODE]

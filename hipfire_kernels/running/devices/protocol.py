@@ -157,8 +157,8 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """The declared dtype, or numpy's own name where no kernel takes it. A `bfloat16` that somebody registered with numpy,
-    such as that of ml_dtypes, is bf16."""
+    """The declared dtype, or numpy's own name where no kernel takes it. A `bfloat16` that somebody registered with
+    numpy, such as that of ml_dtypes, is bf16."""
     name = _NAMES.get(dtype)
     if name is None:
         name = "bf16" if dtype.name == "bfloat16" else str(dtype)
