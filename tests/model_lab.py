@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from hipfire_kernels.model import Tokenizer
+
 TARGET: dict[str, Any] = {
     "model_type": "qwen3_5_text",
     "vocab_size": 96,
@@ -299,3 +301,19 @@ class OracleSession:
         assert [*self.told, anchor] == sequence[: at + 1]
         ahead, right = (sequence + [0] * rows)[at + 1 : at + rows], self._draft.right()
         return [t if i < right else (t + 1) % self._draft.vocab_size for i, t in enumerate(ahead)]
+
+
+class Letters(Tokenizer):
+    """A tokenizer whose every token is one letter, or two letters for ids from 26 on."""
+
+    def __init__(self) -> None:
+        pass
+
+    def check_pairing(self, target: Any) -> None:
+        """Fits every target."""
+
+    def stream(self) -> Any:
+        return self
+
+    def push(self, ids: Sequence[int]) -> str:
+        return "".join(("" if i < 26 else chr(65 + i // 26)) + chr(97 + i % 26) for i in ids)

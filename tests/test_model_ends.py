@@ -18,6 +18,7 @@ from model_lab import (
     DRAFT,
     PROMPT,
     TARGET,
+    Letters,
     OracleDraft,
     changed,
     draft_tensors,
@@ -394,19 +395,6 @@ def pending_forgotten(self: DFlashSession, tokens: Sequence[int], taps: Any) -> 
 
 
 # ---- text_end and stop strings after truncate --------------------------------------------------------------
-
-
-class Letters:
-    """A tokenizer whose every token is one letter, or two letters for ids from 26 on."""
-
-    def check_pairing(self, config: Any) -> None:
-        pass
-
-    def stream(self) -> Letters:
-        return self
-
-    def push(self, ids: Sequence[int]) -> str:
-        return "".join(("" if i < 26 else chr(65 + i // 26)) + chr(97 + i % 26) for i in ids)
 
 
 def stopped(target: Target, first: int, last: int) -> tuple[Generation, list[int], Letters]:

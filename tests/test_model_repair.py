@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from model_lab import BLOCKS, PROMPT, TARGET, OracleDraft, target_tensors, write_checkpoint
+from model_lab import BLOCKS, PROMPT, TARGET, Letters, OracleDraft, target_tensors, write_checkpoint
 
 from hipfire_kernels import InputError
 from hipfire_kernels.model import Conversation, Engine, Generation, GenerationResult, load_target
@@ -175,19 +175,6 @@ def test_what_was_realigned_has_no_block_to_go_back_into(target: Target, caplog:
     lab.generation.truncate(5, resume=True)  # type: ignore[attr-defined]
     assert_reset_and_right(target, lab, prompt, replayed=5)
     assert not caplog.records
-
-
-class Letters:
-    """A tokenizer whose every token is one letter, or two letters for ids from 26 on."""
-
-    def check_pairing(self, config: Any) -> None:
-        pass
-
-    def stream(self) -> Letters:
-        return self
-
-    def push(self, ids: Sequence[int]) -> str:
-        return "".join(("" if i < 26 else chr(65 + i // 26)) + chr(97 + i % 26) for i in ids)
 
 
 @pytest.mark.parametrize("at", range(2, BLOCK))
