@@ -25,7 +25,7 @@ F16_TWO_TERMS = Tolerance(worst_row=2e-4)
 
 
 def _draft_grid(v: Variant, s: SimpleNamespace) -> tuple[int, int, int]:
-    return (s.n_heads, s.rows, 1)
+    return (s.rows, s.n_heads, 1)
 
 
 DFLASH = KernelFamily(

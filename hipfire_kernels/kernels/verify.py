@@ -241,7 +241,7 @@ def _reduce_args(v: Variant) -> tuple[Tensor | Scalar, ...]:
 
 def _reduce_grid(v: Variant, s: SimpleNamespace) -> tuple[int, int, int]:
     slices = v.head_dim // 64 if v.bound == "splits" else 1  # more blocks, since there are fewer records than tiles
-    return (s.n_heads * slices, s.batch, 1)
+    return (s.batch, s.n_heads * slices, 1)
 
 
 def _reduce_lds(v: Variant, arch: Arch) -> tuple[Lds, ...]:
@@ -290,6 +290,7 @@ PREFILL = KernelFamily(
         *(Lds(name, "Chunk", MATRIX_ROWS * v.head_dim // 8) for name in ("query_hi", "query_lo", "values")),
         Lds("turn", "float", MATRIX_ROWS * (MATRIX_ROWS + 1)),
         Lds("value_scale", "float", MATRIX_ROWS * v.head_dim // Q8_BLOCK),
+        Lds("spoil", "float", MATRIX_ROWS),
     ),
     oracle="attend",
     tolerance=Tolerance(worst_row=1e-3),
