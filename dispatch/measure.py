@@ -18,7 +18,8 @@ import numpy.typing as npt
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.building.builder import build
 from hipfire_kernels.building.toolchains.registry import choose
-from hipfire_kernels.checking.parity import VALUES, Case, check, worst_row
+from hipfire_kernels.checking.numbers import worst_row
+from hipfire_kernels.checking.parity import VALUES, Case, check
 from hipfire_kernels.errors import CompileError, DeviceError, RenderError
 from hipfire_kernels.layout import TILE, kv_cache_shape
 from hipfire_kernels.q8_0 import random_q8_0

@@ -36,7 +36,9 @@ class Tensor:
         shape: extents; a string names a symbol that must agree between all arguments of a launch.
         writes: the kernel writes this array.
         align: bytes its address must be a multiple of, where that is more than its dtype asks for.
-        largest: magnitude from which on the kernel's result is infinite or NaN; never a plausible number.
+        largest: magnitude above which the results of the rows that read it may be infinite or NaN; never a plausible
+            number. Of Q8_0 blocks what 128 times the scale is, of queries what they are times the scale of the scores
+            and log2(e).
     """
 
     name: str

@@ -2,10 +2,10 @@
 
 It shares no code with the kernels or with `q8_0`: it knows the documented layouts only.
 
-What exact means where an input is no finite number: a result is one of arithmetic on numbers, so a row that reads NaN
-or an infinity in q, in K of a key it sees, or in its tree bias has none, and all its elements are NaN here; an element
-has none where V of a key that the row sees is NaN or infinite. Every key that a row sees has a weight, however small: V
-is read even where float64 rounds the weight to 0. A bias of -inf hides its key: then neither K nor V of it is read. Which
+What exact means where an input is no finite number: a result is one of numbers. So a row that reads NaN or
+an infinity in q, in K of a key it sees, or in its tree bias has none, and all its elements are NaN here; an element has
+none where V of a key that the row sees is NaN or infinite. Every key that a row sees has a weight, however small: V is
+read even where float64 rounds the weight to 0. A bias of -inf hides its key: then neither K nor V of it is read. Which
 kind of not finite a kernel gives is left to it.
 """
 
@@ -174,8 +174,9 @@ def check_quantized(x: npt.NDArray[Any], blocks: npt.NDArray[np.uint8]) -> float
     """How far Q8_0 blocks are from what x asks for, in units of what rounding allows; at most 1 when right.
 
     A block of x that holds NaN or infinity must read as no finite number in all its values, one with a magnitude above
-    what the largest scale can hold at least in that value. The stored scale may be half an f16 step from amax / 127 (2^-25 in the subnormal range), a code half a unit from
-    x * 127 / amax, with a relative 2^-20 on top for the float32 arithmetic of the writer.
+    what the largest scale can hold at least in that value. The stored scale may be half an f16 step from amax / 127
+    (2^-25 in the subnormal range), a code half a unit from x * 127 / amax, with a relative 2^-20 on top for the float32
+    arithmetic of the writer.
 
     Args:
         x: [..., n]; blocks: uint8 [..., n // 32, 34].

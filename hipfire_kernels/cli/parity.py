@@ -124,7 +124,8 @@ def survey(variant: Variant, cases: Iterable[Case], device: Device) -> Report:
 
 
 def _check(report: Report, case: Case, device: Device) -> None:
-    from hipfire_kernels.checking.parity import check, run_attend, tile_twin, worst_row
+    from hipfire_kernels.checking.numbers import worst_row
+    from hipfire_kernels.checking.parity import check, run_attend, tile_twin
 
     variant = report.variant
     result = check(variant, case, device)

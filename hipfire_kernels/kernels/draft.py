@@ -52,7 +52,7 @@ DFLASH = KernelFamily(
 
 def _draft_matrix_args(v: Variant, result: Tensor, *extents: str) -> tuple[Tensor | Scalar, ...]:
     return (
-        replace(query(v), align=WIDE),
+        replace(query(v), align=WIDE, largest=F16_MAX),
         Tensor("k", v.kv, ("keys", "n_kv_heads", v.head_dim), align=WIDE, largest=F16_MAX),
         Tensor("v", v.kv, ("keys", "n_kv_heads", v.head_dim), align=WIDE, largest=F16_MAX),
         replace(result, align=WIDE),

@@ -99,10 +99,9 @@ def _split_args(v: Variant) -> tuple[Tensor | Scalar, ...]:
 
 
 def _verify_mma_args(v: Variant) -> tuple[Tensor | Scalar, ...]:
-    """K and V become f16: a block whose scale may bring a value beyond that comes out as infinity or NaN. Queries are
-    read 16 bytes at a time, records written 8."""
+    """Queries, K and V become f16. Queries are read 16 bytes at a time, records written 8."""
     align = {"q": WIDE, "partials": 8}
-    largest = {"k_cache": F16_MAX, "v_cache": F16_MAX}
+    largest = {"q": F16_MAX, "k_cache": F16_MAX, "v_cache": F16_MAX}
     return tuple(
         replace(arg, align=align.get(arg.name, arg.align), largest=largest.get(arg.name, arg.largest))
         if isinstance(arg, Tensor)
@@ -277,7 +276,7 @@ PREFILL = KernelFamily(
     params={"head_dim": (128, 256)},
     entry=lambda v: f"attention_q8_0_flash_prefill_wmma_d{v.head_dim // WAVE}",
     args=lambda v: (
-        replace(query(v), align=WIDE),
+        replace(query(v), align=WIDE, largest=F16_MAX),
         q8_cache("k_cache", v),
         q8_cache("v_cache", v),
         POSITIONS,
