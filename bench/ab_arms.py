@@ -21,7 +21,7 @@ from hipfire_kernels.bench.ab import Arm, Sample
 from hipfire_kernels.bench.kernels import Shape
 from hipfire_kernels.bench.pairs import ANCHOR, OFF, ON
 from hipfire_kernels.checking import reference
-from hipfire_kernels.checking.parity import worst_row
+from hipfire_kernels.checking.numbers import worst_row
 from hipfire_kernels.dispatch import evidence, policy
 from hipfire_kernels.dispatch.record import Verdict, dump
 from hipfire_kernels.dispatch.request import AttendRequest

@@ -15,7 +15,7 @@ from hipfire_kernels import families
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.bench.kernels import provenance
 from hipfire_kernels.checking import reference
-from hipfire_kernels.checking.parity import worst_row
+from hipfire_kernels.checking.numbers import worst_row
 from hipfire_kernels.kernels.arguments import DRAFT
 from hipfire_kernels.running.devices.gpu import GpuDevice
 from hipfire_kernels.running.draft import DraftWorkspace, draft_launches

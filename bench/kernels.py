@@ -20,7 +20,7 @@ from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.authoring.render import source_digest
 from hipfire_kernels.building.builder import build
 from hipfire_kernels.checking import reference
-from hipfire_kernels.checking.parity import worst_row
+from hipfire_kernels.checking.numbers import worst_row
 from hipfire_kernels.dispatch import tuning
 from hipfire_kernels.dispatch.request import AttendRequest
 from hipfire_kernels.dispatch.routes import route

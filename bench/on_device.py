@@ -28,8 +28,9 @@ from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.bench import ab_card, draft, kernels, peers
 from hipfire_kernels.checking import reference
 from hipfire_kernels.checking.matrix_probe import probe
+from hipfire_kernels.checking.numbers import worst_row
 from hipfire_kernels.checking.oracle import check
-from hipfire_kernels.checking.parity import Case, grid, inputs, run_attend, tile_twin, worst_row
+from hipfire_kernels.checking.parity import Case, grid, inputs, run_attend, tile_twin
 from hipfire_kernels.dispatch import AttendRequest, plan
 from hipfire_kernels.errors import DeviceError
 from hipfire_kernels.kernels.arguments import ATTEND

@@ -14,7 +14,7 @@ import numpy as np
 from hipfire_kernels import dequantize_q8_0
 from hipfire_kernels.bench.kernels import Shape, provenance, random_cache, route_variants
 from hipfire_kernels.checking import reference
-from hipfire_kernels.checking.parity import worst_row
+from hipfire_kernels.checking.numbers import worst_row
 from hipfire_kernels.running.devices.gpu import GpuDevice
 from hipfire_kernels.running.timing import Stopwatch
 

@@ -24,7 +24,8 @@ from hipfire_kernels.bench import pairs
 from hipfire_kernels.building.builder import build
 from hipfire_kernels.building.processes import pool
 from hipfire_kernels.checking import reference
-from hipfire_kernels.checking.parity import Case, expected, inputs, worst_row
+from hipfire_kernels.checking.numbers import worst_row
+from hipfire_kernels.checking.parity import Case, expected, inputs
 from hipfire_kernels.dispatch import evidence, measure, tuning
 from hipfire_kernels.dispatch.measure import Settings, Track
 from hipfire_kernels.dispatch.qualify import takes

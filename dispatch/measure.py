@@ -19,8 +19,9 @@ from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.building.builder import build
 from hipfire_kernels.building.resources import IN_MEMORY
 from hipfire_kernels.building.toolchains.registry import choose
+from hipfire_kernels.checking.numbers import worst_row
 from hipfire_kernels.checking.oracle import check
-from hipfire_kernels.checking.parity import VALUES, Case, worst_row
+from hipfire_kernels.checking.parity import VALUES, Case
 from hipfire_kernels.errors import CompileError, DeviceError, RenderError
 from hipfire_kernels.kernels.arguments import DRAFT
 from hipfire_kernels.layout import TILE, kv_cache_shape

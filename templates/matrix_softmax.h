@@ -1,6 +1,6 @@
 // Online softmax of queries as rows of Acc fragments, in base 2: scores come multiplied with log2(e). A lane keeps the
-// statistics of its rows, `sum` only its own part, which the end adds up.
-constexpr float HIDDEN = __builtin_bit_cast(float, 0xff800000u);  // -inf
+// statistics of its rows, `sum` only its own part, which the end adds up. A score that is no finite number makes the sum
+// of its row NaN.
 
 struct RowState {
     float m[fragment::ROW_SLOTS], sum[fragment::ROW_SLOTS];
@@ -8,7 +8,7 @@ struct RowState {
 
 __device__ __forceinline__ void row_state_start(RowState& state) {
 #pragma unroll
-    for (int r = 0; r < fragment::ROW_SLOTS; ++r) state.m[r] = LOWEST, state.sum[r] = 0.0f;
+    for (int r = 0; r < fragment::ROW_SLOTS; ++r) state.m[r] = NONE, state.sum[r] = 0.0f;
 }
 
 // Scores of 16 BLOCKS keys from first_key on become exponentials. The lane's row r sees the keys
@@ -42,7 +42,7 @@ __device__ __forceinline__ void softmax_step(Acc (&s)[BLOCKS], RowState& state, 
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             const int r = fragment::row_slot(i);
-            s[b].x[i] = exp2_f32(s[b].x[i] - top[r]);
+            s[b].x[i] = or_nan(exp2_f32(s[b].x[i] - top[r]), s[b].x[i]);
             state.sum[r] += s[b].x[i];
         }
 }

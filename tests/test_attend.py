@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import hipfire_kernels as hk
-from hipfire_kernels.checking.parity import Case, inputs, worst_row
+from hipfire_kernels.checking.numbers import worst_row
+from hipfire_kernels.checking.parity import Case, inputs
 from hipfire_kernels.dispatch import AttendRequest, calls, counters, evidence
 from hipfire_kernels.dispatch.admission import Decision
 from hipfire_kernels.errors import InputError, NotAdmitted

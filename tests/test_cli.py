@@ -26,7 +26,7 @@ from hipfire_kernels.bench import ab
 from hipfire_kernels.building import builder
 from hipfire_kernels.building.toolchains import registry, sanitized
 from hipfire_kernels.building.toolchains.host import HostToolchain
-from hipfire_kernels.checking import parity
+from hipfire_kernels.checking import numbers, parity
 from hipfire_kernels.cli import _load, _select, app, generate
 from hipfire_kernels.dispatch import policy
 from hipfire_kernels.dispatch.routes import ROUTES, routes_of
@@ -556,7 +556,7 @@ def test_parity_keeps_the_worst_of_all_cases(hfk: Hfk, monkeypatch: pytest.Monke
 
 def test_parity_holds_multirow_to_the_established_kernel(hfk: Hfk, monkeypatch: pytest.MonkeyPatch) -> None:
     """5e-6 is good enough against the oracle, not against the kernel that does the same arithmetic."""
-    monkeypatch.setattr(parity, "worst_row", lambda got, want: 5e-6)
+    monkeypatch.setattr(numbers, "worst_row", lambda got, want: 5e-6)
     run = hfk("parity", "attention_flash_q8_0_rows4_d4", "--quick")
     assert run.code == 1
     assert "5e-06 from attention_flash_q8_0_tile_batched_d4 (limit 1e-06)" in run.out

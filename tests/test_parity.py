@@ -7,8 +7,9 @@ import pytest
 
 from hipfire_kernels import families
 from hipfire_kernels.authoring.family import Variant
+from hipfire_kernels.checking.numbers import worst_row
 from hipfire_kernels.checking.oracle import check
-from hipfire_kernels.checking.parity import CONTEXTS, ROWS, Case, grid, inputs, run_attend, tile_twin, worst_row
+from hipfire_kernels.checking.parity import CONTEXTS, ROWS, Case, grid, inputs, run_attend, tile_twin
 from hipfire_kernels.checking.reference import attend as reference_attend
 from hipfire_kernels.running.devices.host import HostDevice
 from hipfire_kernels.running.devices.protocol import Device

@@ -13,8 +13,9 @@ from test_evidence import record as measured_record
 import hipfire_kernels as hk
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.building.builder import build
+from hipfire_kernels.checking.numbers import worst_row
 from hipfire_kernels.checking.oracle import check
-from hipfire_kernels.checking.parity import VALUES, Case, inputs, run_attend, worst_row
+from hipfire_kernels.checking.parity import VALUES, Case, inputs, run_attend
 from hipfire_kernels.checking.reference import attend as reference_attend
 from hipfire_kernels.dispatch import AttendRequest, admit, evidence
 from hipfire_kernels.dispatch.record import SCHEMA, Crossover, load

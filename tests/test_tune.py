@@ -17,7 +17,8 @@ from hipfire_kernels import attend, cli, draft_attend, families
 from hipfire_kernels.authoring.family import Site
 from hipfire_kernels.bench import tune as work
 from hipfire_kernels.bench.tune import Shapes
-from hipfire_kernels.checking.parity import Case, expected, inputs, worst_row
+from hipfire_kernels.checking.numbers import worst_row
+from hipfire_kernels.checking.parity import Case, expected, inputs
 from hipfire_kernels.dispatch import admit, calls, evidence, measure, plan, tuning
 from hipfire_kernels.dispatch.record import dump
 from hipfire_kernels.dispatch.routes import route as route_named

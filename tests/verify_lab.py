@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.checking import reference
-from hipfire_kernels.checking.parity import Case, inputs, row_errors, run_attend
+from hipfire_kernels.checking.numbers import row_errors
+from hipfire_kernels.checking.parity import Case, inputs, run_attend
 from hipfire_kernels.running.attention import check_verify, verify_plan
 from hipfire_kernels.running.devices.protocol import Device
 

@@ -34,7 +34,9 @@ class Tensor:
         writes: the kernel writes this array.
         align: bytes its address must be a multiple of, where that is more than one element's; a power of two. What wide
             loads rely on.
-        largest: magnitude from which on the kernel's result is infinite or NaN; never a plausible number.
+        largest: magnitude above which the results of the rows that read it may be infinite or NaN; never a plausible
+            number. Of Q8_0 blocks what 128 times the scale is, of queries what they are times the scale of the scores
+            and log2(e).
         reads: the kernel reads what the array holds, too; by default it reads what it does not write.
         between: the least value and the one behind the greatest, for an array of whole numbers that must not hold any:
             indices below the symbol "n" are `(0, "n")`.

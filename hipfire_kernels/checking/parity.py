@@ -3,7 +3,7 @@
 A `Case` is seeds and numbers, no tensors, so it can be printed, stored and replayed. `check` runs a variant on it:
 before the launch outputs are NaN and scratch is stale, both stand between guard regions, and cache bytes that no row
 may see hold NaN scales; inputs must come out unchanged. The error of a (row, head) is max|diff| / max|reference|; a
-case is as good as its worst.
+case is as good as its worst. What has no exact value must come out as no number (`numbers`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from hipfire_kernels.authoring.family import Variant
-from hipfire_kernels.checking import reference
+from hipfire_kernels.checking import reference, spoil
+from hipfire_kernels.checking.numbers import excused, largest_of, misfit, reach, worst_row
 from hipfire_kernels.checking.result import Checked
 from hipfire_kernels.errors import InputError
 from hipfire_kernels.kernels import families
-from hipfire_kernels.layout import Q8_BLOCK, TILE, kv_cache_shape, partials_shape, tiles
+from hipfire_kernels.layout import Q8_BLOCK, Q8_MAX, TILE, kv_cache_shape, partials_shape, tiles
 from hipfire_kernels.q8_0 import quantize_q8_0
 from hipfire_kernels.running.attention import PARTIALS_ROWS, check_verify, verify_plan, workspace_shape
 from hipfire_kernels.running.binding import launch
@@ -36,6 +37,8 @@ VALUES = {
     "large": "queries times 12 in every third row, so that most weights underflow",
     "foreign": "raw bytes of another writer: codes -128, scales 0, -0, negative, subnormal",
     "zeros": "all-zero K and V blocks",
+    "spoilt": "NaN and infinities in q, K, V and the tree bias, where rows read them",
+    "extreme": "K, and each row of q, of one sign, every other row to 3e36: scores below -1e30, products that overflow",
 }
 """Named contents of a case."""
 
@@ -147,7 +150,34 @@ def inputs(case: Case) -> Inputs:
     positions = np.maximum(-1, start + np.arange(case.rows)).astype(np.int32)
     visible = start + case.block_cols if case.block_cols else case.ctx
     caches = [_cache(case, visible, rng) for _ in range(2)]
-    return Inputs(q, caches[0], caches[1], positions, _tree_bias(case, rng))
+    found = Inputs(q, caches[0], caches[1], positions, _tree_bias(case, rng))
+    if case.values == "spoilt":
+        spoil.call(rng, q, *caches, visible_keys(case, found), found.tree_bias)
+    if case.values == "extreme":
+        _make_extreme(rng, q)
+        codes = caches[0][:visible, ..., 2:].view(np.int8)
+        codes[...] = np.abs(codes)
+    return found
+
+
+def visible_keys(case: Case, i: Inputs) -> Array:
+    """bool [rows, keys]: which keys of the cache a row sees."""
+    key, bounds = np.arange(len(i.k_cache)), i.positions.astype(np.int64)[:, None] + 1
+    if i.tree_bias is not None:
+        start = int(i.positions[0])
+        seen = np.broadcast_to(key < start + case.block_cols, (case.rows, len(key))).copy()
+        seen[:, start : start + case.block_cols] &= ~np.isneginf(i.tree_bias)
+        return seen
+    seen = key < bounds
+    return seen & (key >= bounds - case.window) if case.window else seen
+
+
+def _make_extreme(rng: np.random.Generator, q: Array) -> None:
+    """Every other row large, each row of one sign: with K of one sign all its scores are far on one side of 0."""
+    signs = rng.choice(np.array([-1, 1], np.float32), (len(q), 1, 1))
+    sizes = 10.0 ** rng.uniform(28, 36.5, (len(q), 1, 1))
+    sizes[1::2] = 1
+    q[...] = np.abs(q) * signs * sizes.astype(np.float32)
 
 
 def _cache(case: Case, visible: int, rng: np.random.Generator) -> Array:
@@ -191,6 +221,17 @@ def expected(case: Case) -> Array:
     return reference.attend(i.q, i.k_cache, i.v_cache, i.positions, None, i.tree_bias, case.window)
 
 
+def excused_rows(variant: Variant, case: Case) -> Array:
+    """bool [rows, n_heads]: which rows of a case of verify attention need not be finite; see `numbers`."""
+    i = inputs(case)
+    visible, bias = visible_keys(case, i), None
+    if i.tree_bias is not None:
+        bias = np.zeros(visible.shape)
+        bias[:, int(i.positions[0]) :][:, : case.block_cols] = i.tree_bias
+    keys = reference.decode_cache(i.k_cache), reach(i.k_cache)
+    return excused(i.q, keys, reach(i.v_cache), visible, case.head_dim**-0.5, bias, largest_of(variant))
+
+
 # ---- poison and guards ----------------------------------------------------------------------------------------------
 
 
@@ -232,31 +273,24 @@ def _with_tail(device: Device, rows: Array, tail: float) -> Any:
     return device.section(device.to_device(flat), 0, rows.shape)
 
 
-def row_errors(got: Array, want: Array) -> Array:
-    """max|diff| / max|want| over the last axis; infinite where a value is not finite, or a row that must be zero is
-    not."""
-    diff = np.abs(got - want).max(axis=-1, initial=0.0)
-    size = np.abs(want).max(axis=-1, initial=0.0)
-    ratio = np.where(size > 0, diff / np.where(size > 0, size, 1), np.where(diff > 0, np.inf, 0))
-    return np.where(np.isfinite(got).all(axis=-1), ratio, np.inf)
-
-
-def worst_row(got: Array, want: Array) -> float:
-    """The worst of `row_errors`."""
-    return float(row_errors(got, want).max(initial=0.0))
-
-
-def compare(variant: Variant, case: Case, got: Array, want: Array, guarded: Sequence[Guarded], changed: bool) -> Result:
-    """An output held against the oracle's, and what else may be wrong: NaN, a written guard, a changed input."""
-    fault = ""
-    if np.isnan(got).any():
-        row, head, dim = np.argwhere(np.isnan(got))[0]
-        fault = f"NaN or unwritten at row {row}, head {head}, dim {dim}"
+def compare(
+    variant: Variant,
+    case: Case,
+    got: Array,
+    want: Array,
+    guarded: Sequence[Guarded],
+    *,
+    changed: bool = False,
+    excused: Array | None = None,
+) -> Result:
+    """An output held against the oracle's, and what else may be wrong: a value of the wrong kind (an element that was
+    not written is NaN), a written guard, a changed input."""
+    fault = misfit(got, want, excused)
     if not all(g.intact() for g in guarded):
         fault = "wrote outside an array"
     if changed:
         fault = "changed an input"
-    return Result(variant, case, worst_row(got, want), variant.tolerance.worst_row, fault)
+    return Result(variant, case, worst_row(got, want, excused), variant.tolerance.worst_row, fault)
 
 
 # ---- one check per oracle -------------------------------------------------------------------------------------------
@@ -296,11 +330,13 @@ def check_attend(variant: Variant, case: Case, device: Device) -> Result:
         raise InputError(f"the case has head_dim {case.head_dim}, {variant.name} has {variant.head_dim}")
     before = _digest(case)
     got, guarded = run_attend(variant, case, device)
-    return compare(variant, case, got, expected(case), guarded, _digest(case) != before)
+    changed = _digest(case) != before
+    return compare(variant, case, got, expected(case), guarded, changed=changed, excused=excused_rows(variant, case))
 
 
 def check_merge(variant: Variant, case: Case, device: Device) -> Result:
-    """Random records; those behind a row's bound, and those with no key, hold NaN."""
+    """Random records; those behind a row's bound, and those with no key, hold NaN. Spoilt ones have a key and a maximum,
+    a sum or an output that is no number."""
     i = inputs(case)
     rng = np.random.default_rng(case.seed)
     bounds = i.positions.astype(np.int64) + 1
@@ -312,8 +348,12 @@ def check_merge(variant: Variant, case: Case, device: Device) -> Result:
     partials[..., 0] *= 20
     partials[..., 1] = rng.uniform(0.5, 100, shape[:3])
     skipped = rng.random(shape[:3]) < 0.2
+    if case.values == "extreme":
+        partials[..., 0] = rng.choice([-1, 1], (case.rows, 1, 1)) * rng.uniform(1e30, 1e38, shape[:3])
     partials[skipped] = np.nan
     partials[skipped, 1] = 0
+    if case.values == "spoilt":
+        _spoil_records(rng, partials)
     if variant.bound == "splits":
         n_tiles[...] = shape[2]
     for row, live in enumerate(n_tiles):
@@ -334,7 +374,21 @@ def check_merge(variant: Variant, case: Case, device: Device) -> Result:
         batch=case.rows,
         **covered,
     )
-    return compare(variant, case, out.read(), reference.merge(partials, n_tiles), [out], changed=False)
+    return compare(variant, case, out.read(), reference.merge(partials, n_tiles), [out])
+
+
+def _spoil_records(rng: np.random.Generator, partials: Array) -> None:
+    """One record each of about half the rows: its maximum, its sum, or an element of its output. The latter far below
+    the others, where its weight rounds to zero."""
+    for row in np.flatnonzero(rng.random(len(partials)) < 0.5):
+        head, tile = (int(rng.integers(0, n)) for n in partials.shape[1:3])
+        record = partials[row, head, tile]
+        record[...] = np.where(np.isnan(record), 1, record)
+        record[1] = 1
+        at = int(rng.integers(0, 3))
+        record[at if at < 2 else int(rng.integers(2, len(record)))] = np.nan
+        if at == 2:
+            record[0] = -500
 
 
 def check_quantize(variant: Variant, case: Case, device: Device) -> Result:
@@ -342,9 +396,18 @@ def check_quantize(variant: Variant, case: Case, device: Device) -> Result:
     rng = np.random.default_rng(case.seed)
     capacity = case.ctx + UNSEEN
     positions = rng.permutation(capacity)[: case.rows].astype(np.int32)
-    scale = {"large": 1e4, "zeros": 0.0, "foreign": 1e-7}.get(case.values, 1.0)
+    scale = {"large": 1e4, "zeros": 0.0, "foreign": 1e-7, "extreme": 1e38}.get(case.values, 1.0)
     names = ("k", "v") if variant.pair else ("x",)
-    new = {n: scale * rng.standard_normal((len(positions), case.n_kv_heads, case.head_dim), np.float32) for n in names}
+    new = {
+        n: np.float32(scale) * rng.standard_normal((len(positions), case.n_kv_heads, case.head_dim), np.float32)
+        for n in names
+    }
+    for x in new.values():
+        if case.values == "extreme":
+            x[::2] *= 1e-32  # within what a block can hold; the others are not
+        if case.values == "spoilt":
+            for kind in spoil.KINDS * 2:
+                spoil.element(rng, x, kind)
     caches = {}
     for name in names:
         cache_name = f"{name}_cache" if variant.pair else "cache"
@@ -363,9 +426,23 @@ def check_quantize(variant: Variant, case: Case, device: Device) -> Result:
         untouched = np.delete(cache, positions, axis=0)
         if not (untouched == 0xFF).all() or not guarded.intact():
             fault = "wrote outside its positions"
-        elif not np.array_equal(cache[positions], quantize_q8_0(x)):
+        elif differs_from_quantize(x, cache[positions]).any():
             fault = "differs from quantize_q8_0"
     return Result(variant, case, error, 1.0, fault)
+
+
+def differs_from_quantize(x: Array, blocks: Array) -> Array:
+    """bool [...]: which blocks are not those of `quantize_q8_0` to the bit. Of one that is not for it, which holds NaN,
+    an infinity or what is too large, nothing is said.
+
+    Args:
+        x: float32 [..., n]; blocks: uint8 [..., n // 32, 34].
+    """
+    each = x.reshape(*blocks.shape[:-1], Q8_BLOCK)
+    legal = (np.abs(each) <= np.float32(Q8_MAX)).all(axis=-1)
+    wanted = quantize_q8_0(np.where(legal[..., None], each, np.float32(0)))[..., 0, :]
+    wrong: Array = legal & (wanted != blocks).any(axis=-1)
+    return wrong
 
 
 def check_draft(variant: Variant, case: Case, device: Device) -> Result:
@@ -378,9 +455,16 @@ def check_draft(variant: Variant, case: Case, device: Device) -> Result:
         q[::3] *= 12
     if case.values == "zeros":
         k[...], v[...] = 0, 0
-    if dict(variant.params).get("kv") == "f16":
+    half = dict(variant.params).get("kv") == "f16"
+    if case.values == "extreme":
+        _make_extreme(rng, q)
+        k, v = np.abs(k), np.clip(v, -2, 2) * np.float32(3e4 if half else 1e38)
+    if half:
         k, v = k.astype(np.float16), v.astype(np.float16)
     causal = bool(variant.sliding and case.seed % 2)
+    visible = draft_visible(case, len(k), causal)
+    if case.values == "spoilt":
+        spoil.call(rng, q, k, v, visible, None)
     written = [Guarded(device, q.shape)]
     held = DraftWorkspace()
     if variant.family.records:
@@ -390,7 +474,15 @@ def check_draft(variant: Variant, case: Case, device: Device) -> Result:
     arrays = [*(device.to_device(a) for a in (q, k, v)), written[0].array]
     draft_attend_rows(device, *arrays, variant=variant, window=case.window, causal=causal, workspace=held)
     want = reference.draft_attend(q, k, v, None, case.window, causal)
-    return compare(variant, case, written[0].read(), want, written, changed=False)
+    let = excused(q, (k, k), v, visible, case.head_dim**-0.5, None, largest_of(variant))
+    return compare(variant, case, written[0].read(), want, written, excused=let)
+
+
+def draft_visible(case: Case, keys: int, causal: bool) -> Array:
+    """bool [rows, keys]: which keys a row of a draft sees. Row r stands at keys - rows + r."""
+    ahead = (keys - case.rows + np.arange(case.rows))[:, None] - np.arange(keys)
+    seen = ahead >= 0 if causal else np.ones((case.rows, keys), bool)
+    return seen & (abs(ahead) < case.window) if case.window else seen
 
 
 def tile_twin(variant: Variant) -> Variant:

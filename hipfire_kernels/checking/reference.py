@@ -1,6 +1,12 @@
 """The oracle: what every kernel must equal, in float64 numpy.
 
 It shares no code with the kernels or with `q8_0`: it knows the documented layouts only.
+
+What exact means where an input is no finite number: a result is one of numbers. So a row that reads NaN or
+an infinity in q, in K of a key it sees, or in its tree bias has none, and all its elements are NaN here; an element has
+none where V of a key that the row sees is NaN or infinite. Every key that a row sees has a weight, however small: V is
+read even where float64 rounds the weight to 0. A bias of -inf hides its key: then neither K nor V of it is read. Which
+kind of not finite a kernel gives is left to it.
 """
 
 from __future__ import annotations
@@ -33,23 +39,20 @@ def decode_cache(cache: npt.NDArray[np.uint8]) -> F64:
 
 
 def _softmax(scores: F64, visible: npt.NDArray[np.bool_], values: F64) -> F64:
-    """softmax over the visible keys, times the values.
-
-    A row with no visible key, or only scores of -inf, gives zeros. A key that a row does not see, or sees with weight
-    zero, does not matter to it even if its value is NaN.
+    """softmax over the visible keys, times the values. A row with no visible key gives zeros.
 
     Args:
         scores, visible: [rows, keys]; values: [keys, head_dim].
     """
-    scores = np.where(visible, scores, -np.inf)
+    unknown = (visible & ~np.isfinite(scores)).any(axis=1)
+    scores = np.where(visible & ~unknown[:, None], scores, -np.inf)
     top = scores.max(axis=1, keepdims=True, initial=-np.inf)
     weights = np.exp(scores - np.where(np.isneginf(top), 0.0, top))
     total = weights.sum(axis=1, keepdims=True)
     usable = np.isfinite(values)
-    with np.errstate(invalid="ignore"):
-        out = weights @ np.where(usable, values, 0.0) / np.where(total == 0, 1.0, total)
-    spoiled = (weights != 0).astype(np.float64) @ (~usable).astype(np.float64) > 0
-    return np.where(spoiled, np.nan, out)
+    out = weights @ np.where(usable, values, 0.0) / np.where(total == 0, 1.0, total)
+    spoiled = visible.astype(np.float64) @ (~usable).astype(np.float64) > 0
+    return np.where(spoiled | unknown[:, None], np.nan, out)
 
 
 def attend(
@@ -89,6 +92,7 @@ def attend(
     bias = np.zeros((rows, end))
     if tree_bias is not None:
         bias[:, start:] = tree_bias
+        visible &= ~np.isneginf(bias)
     keys, values = decode_cache(k_cache[:end]), decode_cache(v_cache[:end])
     factor = 1 / math.sqrt(head_dim) if scale is None else float(scale)
     group = n_heads // k_cache.shape[1]
@@ -145,37 +149,49 @@ def merge(partials: npt.NDArray[Any], n_tiles: npt.NDArray[Any]) -> F64:
         n_tiles: [rows], the records of each row that count.
 
     Returns:
-        float64 [rows, n_heads, head_dim]; zeros where no record has a positive sum.
+        float64 [rows, n_heads, head_dim]; zeros where every record has the sum 0, that of no key. NaN for a row with a
+        record whose maximum or sum is not finite, and in the elements where `out` of a record is not.
     """
     rows, n_heads, _, record = partials.shape
     out = np.zeros((rows, n_heads, record - 2))
     for row in range(rows):
         for head in range(n_heads):
-            live = [r for r in partials[row, head, : int(n_tiles[row])].astype(np.float64) if r[1] > 0]
-            if not live:
+            records = partials[row, head, : int(n_tiles[row])].astype(np.float64)
+            live = records[records[:, 1] != 0]
+            if not len(live):
                 continue
-            top = max(r[0] for r in live)
-            weights = [math.exp(r[0] - top) for r in live]
-            total = sum(w * r[1] for w, r in zip(weights, live, strict=True))
-            out[row, head] = sum(w * r[2:] for w, r in zip(weights, live, strict=True)) / total
+            if not np.isfinite(live[:, :2]).all():
+                out[row, head] = np.nan
+                continue
+            weights = np.exp(live[:, 0] - live[:, 0].max())
+            usable = np.isfinite(live[:, 2:])
+            merged = weights @ np.where(usable, live[:, 2:], 0.0) / (weights @ live[:, 1])
+            out[row, head] = np.where(usable.all(axis=0), merged, np.nan)
     return out
 
 
 def check_quantized(x: npt.NDArray[Any], blocks: npt.NDArray[np.uint8]) -> float:
     """How far Q8_0 blocks are from what x asks for, in units of what rounding allows; at most 1 when right.
 
-    The stored scale may be half an f16 step from amax / 127 (2^-25 in the subnormal range), a code half a unit from
-    x * 127 / amax, with a relative 2^-20 on top for the float32 arithmetic of the writer.
+    A block of x that holds NaN or infinity must read as no finite number in all its values, one with a magnitude above
+    what the largest scale can hold at least in that value. The stored scale may be half an f16 step from amax / 127
+    (2^-25 in the subnormal range), a code half a unit from x * 127 / amax, with a relative 2^-20 on top for the float32
+    arithmetic of the writer.
 
     Args:
         x: [..., n]; blocks: uint8 [..., n // 32, 34].
     """
     values = x.astype(np.float64).reshape(*blocks.shape[:-1], 32)
-    amax = np.abs(values).max(axis=-1)
-    unit = np.zeros_like(blocks)
+    read = decode_cache(blocks).reshape(values.shape)
+    broken = ~np.isfinite(values).all(axis=-1)
+    if np.isfinite(read[broken]).any() or np.isfinite(read[abs(values) > 127 * 65520.0]).any():
+        return math.inf
+    amax = np.where(broken, 0.0, abs(values).max(axis=-1))
+    held = ~broken & (amax < 127 * 65520.0)  # else the scale rounds to infinity
+    values, amax, blocks = values[held], amax[held], blocks[held]
+    unit = np.ones_like(blocks)
     unit[..., :2] = blocks[..., :2]
-    unit[..., 2:] = 1
-    scale = decode_cache(unit)[..., ::32]
+    scale = decode_cache(unit[:, None])[:, ::32]
     scale_error = np.abs(scale.reshape(amax.shape) - amax / 127) / np.maximum(amax / 127 * 2.0**-11, 2.0**-25)
     codes = blocks[..., 2:].astype(np.float64)
     codes = np.where(codes > 127, codes - 256, codes)

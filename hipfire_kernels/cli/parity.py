@@ -117,8 +117,9 @@ def survey(variant: Variant, cases: Iterable[Any], device: Device) -> Report:
 
 
 def _check(report: Report, case: Any, device: Device) -> None:
+    from hipfire_kernels.checking.numbers import worst_row
     from hipfire_kernels.checking.oracle import check
-    from hipfire_kernels.checking.parity import run_attend, tile_twin, worst_row
+    from hipfire_kernels.checking.parity import run_attend, tile_twin
 
     variant = report.variant
     result = check(variant, case, device)

@@ -33,7 +33,7 @@ KV_WRITE = KernelFamily(
     params={"pair": (False, True)},
     entry=lambda v: "kv_cache_write_q8_0_pair_batched" if v.pair else "kv_cache_write_q8_0_batched",
     args=_kv_write_args,
-    grid=lambda v, s: (s.n_kv_heads * s.head_blocks, s.rows, 2 if v.pair else 1),
+    grid=lambda v, s: (s.rows, s.n_kv_heads * s.head_blocks, 2 if v.pair else 1),
     oracle=QUANTIZE,
     refuse=lambda v, s: (
         None

@@ -27,7 +27,7 @@ F16_TWO_TERMS = Tolerance(worst_row=2e-4)
 
 
 def _draft_grid(v: Variant, s: SimpleNamespace) -> tuple[int, int, int]:
-    return (s.n_heads, s.rows, 1)
+    return (s.rows, s.n_heads, 1)
 
 
 DFLASH = KernelFamily(
@@ -54,7 +54,7 @@ DFLASH = KernelFamily(
 
 def _draft_matrix_args(v: Variant, result: Tensor, *extents: str) -> tuple[Tensor | Scalar, ...]:
     return (
-        replace(query(v), align=WIDE),
+        replace(query(v), align=WIDE, largest=F16_MAX),
         Tensor("k", v.kv, ("keys", "n_kv_heads", v.head_dim), align=WIDE, largest=F16_MAX),
         Tensor("v", v.kv, ("keys", "n_kv_heads", v.head_dim), align=WIDE, largest=F16_MAX),
         replace(result, align=WIDE),

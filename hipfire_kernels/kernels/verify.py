@@ -106,10 +106,9 @@ def _split_args(v: Variant) -> tuple[Tensor | Scalar, ...]:
 
 
 def _verify_mma_args(v: Variant) -> tuple[Tensor | Scalar, ...]:
-    """K and V become f16: a block whose scale may bring a value beyond that comes out as infinity or NaN. Queries are
-    read 16 bytes at a time, records written 8."""
+    """Queries, K and V become f16. Queries are read 16 bytes at a time, records written 8."""
     align = {"q": WIDE, "partials": 8}
-    largest = {"k_cache": F16_MAX, "v_cache": F16_MAX}
+    largest = {"q": F16_MAX, "k_cache": F16_MAX, "v_cache": F16_MAX}
     return tuple(
         replace(arg, align=align.get(arg.name, arg.align), largest=largest.get(arg.name, arg.largest))
         if isinstance(arg, Tensor)
@@ -248,7 +247,7 @@ def _reduce_args(v: Variant) -> tuple[Tensor | Scalar, ...]:
 
 def _reduce_grid(v: Variant, s: SimpleNamespace) -> tuple[int, int, int]:
     slices = v.head_dim // 64 if v.bound == "splits" else 1  # more blocks, since there are fewer records than tiles
-    return (s.n_heads * slices, s.batch, 1)
+    return (s.batch, s.n_heads * slices, 1)
 
 
 def _reduce_lds(v: Variant, arch: Arch) -> tuple[Lds, ...]:
@@ -285,7 +284,7 @@ PREFILL = KernelFamily(
     params={"head_dim": (128, 256)},
     entry=lambda v: f"attention_q8_0_flash_prefill_wmma_d{v.head_dim // WAVE}",
     args=lambda v: (
-        replace(query(v), align=WIDE),
+        replace(query(v), align=WIDE, largest=F16_MAX),
         q8_cache("k_cache", v),
         q8_cache("v_cache", v),
         POSITIONS,
@@ -298,6 +297,7 @@ PREFILL = KernelFamily(
         *(Lds(name, "Chunk", MATRIX_ROWS * v.head_dim // 8) for name in ("query_hi", "query_lo", "values")),
         Lds("turn", "float", MATRIX_ROWS * (MATRIX_ROWS + 1)),
         Lds("value_scale", "float", MATRIX_ROWS * v.head_dim // Q8_BLOCK),
+        Lds("spoil", "float", MATRIX_ROWS),
     ),
     oracle=ATTEND,
     tolerance=Tolerance(worst_row=1e-3),

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hipfire_kernels.authoring.family import Variant
-from hipfire_kernels.checking.parity import worst_row
+from hipfire_kernels.checking.numbers import worst_row
 from hipfire_kernels.errors import InputError
 from hipfire_kernels.layout import TILE, tiles
 from hipfire_kernels.running.devices.host import HostDevice

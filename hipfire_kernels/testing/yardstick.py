@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hipfire_kernels.checking import reference
-from hipfire_kernels.checking.parity import worst_row
+from hipfire_kernels.checking.numbers import worst_row
 from hipfire_kernels.testing.requests import DraftRequest, Request
 
 Array = npt.NDArray[Any]
