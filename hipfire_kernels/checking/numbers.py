@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hipfire_kernels.authoring.family import Tensor, Variant
+from hipfire_kernels.authoring.args import Tensor
+from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.checking.reference import decode_cache
 
 Array = npt.NDArray[Any]

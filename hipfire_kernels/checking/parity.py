@@ -174,8 +174,8 @@ def visible_keys(case: Case, i: Inputs) -> Array:
 
 
 def _make_extreme(rng: np.random.Generator, q: Array) -> None:
-    """Every other row large, each of one sign: with K of one sign all its scores are far on one side of 0. Of the largest
-    they are no f32 any more."""
+    """Every other row large, each of one sign: with K of one sign all its scores are far on one side of 0. Of the
+    largest they are no f32 any more."""
     sizes = 10.0 ** rng.uniform(28, 38.5, (len(q), 1, 1))
     sizes[1::2] = 1
     q[...] = np.minimum(np.abs(q) * sizes, F32_MAX) * rng.choice([-1, 1], (len(q), 1, 1))

@@ -58,8 +58,8 @@ def head(rng: Rng, array: Array, key: int | None, kv_head: int, kind: str) -> No
 
 
 def call(rng: Rng, q: Array, k: Array, v: Array, visible: Array, bias: Array | None) -> None:
-    """All of it at once, and yet rows of all sorts are left: NaN and an infinity in q, in K of each KV head at a key that
-    few rows see, in V at one that more see, one of the two in the bias. Every third row of q is large: most of its
+    """All of it at once, and yet rows of all sorts are left: NaN and an infinity in q, in K of each KV head at a key
+    that few rows see, in V at one that more see, one of the two in the bias. Every third row of q is large: most of its
     weights are too small for float32."""
     q[::3] *= 12
     for kind in KINDS:
