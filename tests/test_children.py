@@ -55,7 +55,7 @@ def process_of(child: Child) -> int:
 
 @pytest.mark.parametrize("at", ["build", "run"])
 def test_a_busy_machine_is_no_hang(at: str, child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
-    stop_at(at, 1.5, monkeypatch)
+    stop_at(at, child, 1.5, monkeypatch)
     found = child.run(LONG)
     assert found.ok, found.describe()
 
@@ -65,22 +65,25 @@ def test_one_that_waits_for_ever_is_a_hang(at: str, child: Child, monkeypatch: p
     first = process_of(child)
     with monkeypatch.context() as patch:
         patch.setattr(children, "PATIENCE" if at == "run" else "BUILD_S", 0.5)
-        stop_at(at, None, patch)
+        stop_at(at, child, None, patch)
         assert child.run(LONG).fault == "hangs: no answer within 0.5 s"
     assert child.run(CASE).ok
     assert process_of(child) != first
 
 
-def stop_at(at: str, seconds: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def stop_at(at: str, child: Child, seconds: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stop the process that the next case is given to: before it looks at its kernels, or once it runs the case."""
     plain, answers = Child._read, itertools.count()
 
     def read(self: Child, process: Any, limit_s: float) -> Any:
-        if next(answers) == (at == "run"):
+        if next(answers) == 1:
             stop(process.pid, seconds)
         return plain(self, process, limit_s)
 
-    monkeypatch.setattr(Child, "_read", read)
+    if at == "build":
+        stop(process_of(child), seconds)
+    else:
+        monkeypatch.setattr(Child, "_read", read)
 
 
 def test_only_the_run_of_a_case_is_limited(monkeypatch: pytest.MonkeyPatch, host: HostDevice) -> None:
@@ -182,16 +185,21 @@ def test_a_busy_machine_is_no_hang_of_a_watched_kernel(
     seconds: list[float | None] = [1.5, None]
 
     def answer(self: watch_child.Checker, limit_s: float) -> Any:
-        if next(answers) == (at == "run"):
+        if next(answers) == 1:
             stop(self._process.pid or 0, seconds.pop(0))
         return plain(self, limit_s)
 
     monkeypatch.setattr(watch_child, "LIMIT_S", 1.0)
     assert checker.run(D1, artifact, [case])[0].ok
     with monkeypatch.context() as patch:
-        patch.setattr(watch_child.Checker, "_answer", answer)
+        if at == "run":
+            patch.setattr(watch_child.Checker, "_answer", answer)
+        else:
+            stop(checker._process.pid or 0, 1.5)
         assert checker.run(D1, artifact, [case])[0].ok
         answers = itertools.count()
+        if at == "build":
+            stop(checker._process.pid or 0, None)
         patch.setattr(watch_child, "WALL_S" if at == "run" else "BUILD_S", 0.5)
         with pytest.raises(DeviceError, match=r"hangs, no answer within 0\.5 s"):
             checker.run(D1, artifact, [case])
