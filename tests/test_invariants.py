@@ -320,6 +320,7 @@ NEEDED: Mapping[str, tuple[Callable[[FuzzCase], bool], dict[str, Any]]] = {
     "a window in the context": (lambda c: 2 <= c.window < c.ctx, {"window": 2, "ctx": 3}),
     "two that hang together": (lambda c: c.rows > c.n_kv_heads >= 2, {"rows": 3, "n_kv_heads": 2}),
     "the seed": (lambda c: c.seed > 40, {"seed": 41}),
+    "slack": (lambda c: c.slack > 4, {"slack": 5}),
     **{
         f.name: (lambda c, n=f.name: getattr(c, n) == getattr(LARGE, n), {f.name: getattr(LARGE, f.name)})
         for f in dataclasses.fields(FuzzCase)
