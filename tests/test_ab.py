@@ -86,6 +86,11 @@ def test_a_kernel_run_from_end_to_end(host: Device, samples: Callable[[Samples],
     assert len(document["ratios"]) == 12
     assert document["judgement"]["ratio"] == pytest.approx(float(np.median(document["ratios"])))
     assert document["pinned"]["shape"]["ctx"] == 256
+    assert document["pinned"]["code"] == pinned.code_digest()
+    assert document["pinned"]["records"] == pinned.records([])
+    assert document["pinned"]["machine"] == pinned.device_facts(host)
+    there = {**os.environ, "PYTHONHASHSEED": "0"}
+    assert document["pinned"]["environment"]["sha256"] == pinned.environment(there)["sha256"]
     assert len(document["pinned"]["sources"]) == 2
     assert json.loads(json.dumps(document))["ratios"] == document["ratios"]
     assert "a row" in ab.describe(document)
@@ -202,6 +207,18 @@ def test_outputs_are_held_to_the_limit_and_no_further(times: float, right: bool,
         said = experiment.unequal([(arm, {"output": "bits"})])
     assert (said == "") == right
     assert right or re.search(r"\(\w+\) is 1\.1e-05 from the oracle \(limit 1e-05\)", said), said
+
+
+def test_an_arm_gives_the_same_bits_every_time() -> None:
+    experiment = kernels()
+    with experiment.arms():
+        np.save(experiment._folder / "off.npy", experiment._oracle)
+        taken = [(OFF, {"output": "bits"}), (ON, {"output": "others"})]
+        assert experiment.unequal(taken[:1]) == ""
+        for arm, bits in ((OFF, "bits"), (ON, "others")):
+            assert experiment.unequal([*taken, (arm, {"output": bits})]) == ""
+        said = experiment.unequal([*taken, (OFF, {"output": "others"})])
+    assert said == "two runs of tile_batched (off) give different bits"
 
 
 def test_the_anchor_is_beside_a_row_of_a_call(samples: Callable[[Samples], None], monkeypatch: Any) -> None:
