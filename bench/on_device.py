@@ -43,6 +43,16 @@ from hipfire_kernels.testing import check as check_case
 from hipfire_kernels.testing.axes import generate
 
 LONG = (32768, 131072)
+FAR = 4_250_000
+"""Positions of a cache of 2.3 GB a tensor."""
+
+HOST_CASE = Case(16, 4096, 24, 4, 256)
+TURNS = 60
+"""How often each call's host time is taken."""
+
+NEW_TOKENS = 64
+GRAPH_CASE = Case(16, 4400, 24, 4, 128)
+GRAPH_ROUTES = ("tile_batched", "verify_gqa", "verify_mma")
 AB = tuple(f"ab-{part}" for part in ab_card.PARTS)
 SECTIONS = ("parity", "sanitize", "host", "model", "arrays", "table", "draft", "peers", *AB)
 
@@ -81,7 +91,8 @@ def _long_jobs() -> Iterator[tuple[list[Variant], list[Case]]]:
         for mask, rows in (("causal", 5), ("causal", 32), ("window", 16), ("tree", 16)):
             takers = [v for v in attending if v.head_dim == head_dim and dict(v.params).get("mask", "causal") == mask]
             window, columns = (ctx * 5 // 8 if mask == "window" else 0), (rows if mask == "tree" else 0)
-            yield takers, [Case(rows, ctx, 12, 2, head_dim, window=window, block_cols=columns, seed=ctx + rows)]
+            if takers:
+                yield takers, [Case(rows, ctx, 12, 2, head_dim, window=window, block_cols=columns, seed=ctx + rows)]
 
 
 def _run_cases(device: Device, takers: list[Variant], cases: list[Case]) -> dict[str, Any]:
@@ -112,8 +123,8 @@ def _row_bits(device: Any) -> dict[str, bool]:
 
 
 def _beyond_two_to_the_31(device: Any) -> float:
-    """Worst error of a windowed row at the end of a cache of 2.3 GB a tensor, written there by the KV kernel."""
-    capacity, window = 4_250_000, 90
+    """Worst error of a windowed row at the end of a cache of `FAR` positions, written there by the KV kernel."""
+    capacity, window = FAR, 90
     cache = device.to_device(np.zeros((capacity, 2, 8, 34), np.uint8))
     rng = np.random.default_rng(9)
     new = rng.standard_normal((200, 2, 256), np.float32)
@@ -173,11 +184,11 @@ def sanitize(device_name: str) -> dict[str, str]:
 
 def host_time(device: GpuDevice) -> dict[str, float]:
     """Host microseconds of one plan.run (two launches), and of two bare launches of the same kernels."""
-    case = Case(16, 4096, 24, 4, 256)
+    case = HOST_CASE
     i = inputs(case)
     q, k, v, positions = (device.to_device(a) for a in (i.q, i.k_cache, i.v_cache, i.positions))
     out = device.empty(i.q.shape, np.float32)
-    variant = families()["attention_flash_q8_0_rows"].variant(rows=8, head_dim=256)
+    variant = families()["attention_flash_q8_0_rows"].variant(rows=8, head_dim=case.head_dim)
     plan = verify_plan(variant, device, check_verify(device, q, k, v), case.ctx)
     plan.run(q, k, v, positions, out)
     launches = plan.launches
@@ -209,7 +220,7 @@ def _bindings_call(launches: Sequence[Any]) -> Callable[[], None]:
 def _host_us(device: GpuDevice, calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
     """Median host microseconds of each call, taken in turn."""
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(60):
+    for _ in range(TURNS):
         for name, call in calls.items():
             device.synchronize()
             start = time.perf_counter()
@@ -229,7 +240,7 @@ def model(device_name: str) -> dict[str, Any]:
     engine = Engine(target, draft, device=device_name)
     rows = []
     for prompt in demo_prompts():
-        found = engine.generate(tokenizer.encode(prompt), 64, speculation="on", adaptive_b=False)
+        found = engine.generate(tokenizer.encode(prompt), NEW_TOKENS, speculation="on", adaptive_b=False)
         rows.append(
             {
                 "tau": found.tau,
@@ -261,18 +272,19 @@ def arrays(device: GpuDevice) -> dict[str, Any]:
     found["torch_kind"] = type(got).__name__
     found["torch_error"] = worst_row(got.cpu().numpy(), want)
     found["torch_same_stream"] = bool((doubled == got * 2).all()) and bool((given == got).all())
-    found["graph_is_direct"] = {route: _graph(device, route) for route in ("tile_batched", "verify_gqa", "verify_mma")}
+    found["graph_is_direct"] = {route: _graph(device, route) for route in GRAPH_ROUTES}
     return found
 
 
 def _graph(device: GpuDevice, route: str) -> bool:
     """Capture once over the whole cache, replay at ten contexts: whether each has the bits of a direct call."""
-    case = Case(16, 4400, 24, 4, 128)
+    case = GRAPH_CASE
     i = inputs(case)
     q, k, v, at = (device.to_device(x) for x in (i.q, i.k_cache, i.v_cache, i.positions))
     request = AttendRequest(
-        arch=device.arch.name, kv_format="q8_0", head_dim=128, n_heads=24, n_kv_heads=4, rows=16,
-        logical_ctx=case.ctx, layout="chain", capturing=True, recording=False,
+        arch=device.arch.name, kv_format="q8_0", head_dim=case.head_dim, n_heads=case.n_heads,
+        n_kv_heads=case.n_kv_heads, rows=case.rows, logical_ctx=case.ctx, layout="chain", capturing=True,
+        recording=False,
     )  # fmt: skip
     captured = plan(request, device, capacity=i.k_cache.shape[0], route=route)
     out, direct = device.empty(i.q.shape, np.float32), device.empty(i.q.shape, np.float32)
@@ -282,8 +294,8 @@ def _graph(device: GpuDevice, route: str) -> bool:
     with device.capture(stream) as graph:
         captured.run(q, k, v, at, out, stream=stream)
     same = []
-    for last in np.linspace(16, case.ctx, 10).astype(int):
-        device.write(at, np.arange(last - 16, last, dtype=np.int32))
+    for last in np.linspace(case.rows, case.ctx, 10).astype(int):
+        device.write(at, np.arange(last - case.rows, last, dtype=np.int32))
         graph.launch(stream)
         stream.synchronize()
         captured.run(q, k, v, at, direct)

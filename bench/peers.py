@@ -18,6 +18,9 @@ from hipfire_kernels.checking.numbers import worst_row
 from hipfire_kernels.running.devices.gpu import GpuDevice
 from hipfire_kernels.running.timing import Stopwatch
 
+CONTEXTS = (2048, 4096, 20676, 32768, 131072)
+QUICK_CONTEXTS = (20676, 32768)
+
 Call = Callable[[], Any]
 
 
@@ -25,11 +28,10 @@ def measure(device: GpuDevice, quick: bool = False) -> dict[str, Any]:
     """Every shape with every peer that runs here; the others with the reason why not."""
     import torch
 
-    contexts = (20676, 32768) if quick else (2048, 4096, 20676, 32768, 131072)
     watch = Stopwatch(device)
     rows = []
     for head_dim in (256,) if quick else (128, 256):
-        for ctx in contexts:
+        for ctx in QUICK_CONTEXTS if quick else CONTEXTS:
             rows += _shape_rows(torch, device, watch, Shape(ctx, 16, head_dim))
     return {**provenance(device), "torch": torch.__version__, "rows": rows}
 

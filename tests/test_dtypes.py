@@ -238,7 +238,6 @@ def family(*args: Arg) -> hk.KernelFamily:
         entry=lambda v: "aligned",
         args=lambda v: args,
         grid=lambda v, s: (1, 1, 1),
-        oracle="attend",
         tolerance=hk.Tolerance(0),
         body="{{ signature }} {}",
     )

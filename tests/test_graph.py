@@ -1,4 +1,4 @@
-"""The verify graph's state machine on a device that only notes what is asked of it; on the stub, see hip_stub/."""
+"""The verify graph's state machine on a device that only notes what is asked of it; on a stand-in, see standins/."""
 
 from __future__ import annotations
 

@@ -164,7 +164,14 @@ def test_arguments_are_checked_against_the_declaration(host: Device) -> None:
 
 
 def test_an_empty_grid_launches_nothing(host: Device) -> None:
-    launch(probe("out[-1] = 1.0f;"), host, out=np.zeros(0, np.float32))
+    """A block would write beside the empty array, into the memory that it lies in."""
+    held = np.zeros(64, np.float32)
+    variant = probe("out[(int)thread() - 32] = 1.0f;")
+    launch(variant, host, out=held[32:32])
+    assert not held.any()
+    one = np.zeros(192, np.float32)
+    launch(variant, host, out=one[64:128])
+    assert one.sum() == 64, "a block of it does write"
 
 
 def test_the_portable_switch_computes_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Device) -> None:

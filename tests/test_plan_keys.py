@@ -89,7 +89,7 @@ PLANS: dict[str, tuple[Call, Call]] = {
 
 def test_no_part_of_a_plans_key_is_left_out() -> None:
     assert set(PLANS) == set(PlanKey._fields)
-    assert set(OWNERS) == set(Owner._fields) - {"stream"}  # the host has none: hip_stub/on_calls.py
+    assert set(OWNERS) == set(Owner._fields) - {"stream"}  # the host has none: standins/on_calls.py
 
 
 @pytest.mark.parametrize("part", PLANS)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hip_lab import compile_library
+from standin_lab import compile_library
 
 from hipfire_kernels.archs import arch
 from hipfire_kernels.building import scratch
@@ -375,7 +375,7 @@ class TestHangs:
 @pytest.fixture(scope="module")
 def stub() -> bytes:
     """A library with hiprtc's functions that does what words in the source tell it to."""
-    return compile_library("hiprtc_stub")
+    return compile_library("hiprtc")
 
 
 @pytest.fixture
@@ -385,7 +385,7 @@ def rocm(stub: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "lib" / "libhiprtc.so").write_bytes(stub)
     monkeypatch.setenv("ROCM_PATH", str(tmp_path))
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path / "lib"))
-    monkeypatch.setenv("HIP_STUB_UNKNOWN_ARCH", "gfx1201")
+    monkeypatch.setenv("STANDIN_UNKNOWN_ARCH", "gfx1201")
     monkeypatch.setenv("HIPFIRE_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path
 
@@ -397,7 +397,7 @@ class TestHiprtc:
         built = toolchain.compile("the source, WARN", GFX1100, ("-DX",))
         options = " ".join((*toolchain.options(GFX1100), "-DX"))
         assert built.code.decode() == f"options: {options}\nsource: the source, WARN"
-        assert built.log == "kernel.hip:1:1: warning: mind this\n"
+        assert built.log == "kernel:1:1: warning: mind this\n"
         assert "--offload-arch=gfx1100" in options
         assert choose(GFX1100, "hiprtc").name == "hiprtc"
 
@@ -411,7 +411,7 @@ class TestHiprtc:
 
     def test_error_carries_the_log(self, rocm: Path) -> None:
         with pytest.raises(
-            CompileError, match=r"hiprtc did not compile .* kernel\.hip:7:9: error: no such thing"
+            CompileError, match=r"hiprtc did not compile .* kernel:7:9: error: no such thing"
         ) as refused:
             HiprtcToolchain().compile("WRONG", GFX1100)
         assert "1 error generated" in refused.value.log

@@ -10,7 +10,7 @@ import struct
 from typing import Any
 
 from hipfire_kernels.archs import Arch
-from hipfire_kernels.building.resources import Resources, occupancy, open_elf
+from hipfire_kernels.building.resources import Resources, occupancy, open_elf, reader
 from hipfire_kernels.errors import ToolchainError
 
 _SIZED = 4
@@ -20,6 +20,7 @@ _RESERVED_CONSTANTS = {"sm_90": 0x210}
 """Bytes of constant bank 0 in front of the kernel's arguments."""
 
 
+@reader
 def read_cubin(code: bytes, arch: Arch, entry: str, lds_bytes: int, threads: int) -> Resources:
     """Resources of the kernel `entry`.
 
@@ -36,10 +37,12 @@ def read_cubin(code: bytes, arch: Arch, entry: str, lds_bytes: int, threads: int
     text, constants, info = (
         elf.get_section_by_name(name) for name in (f".text.{entry}", f".nv.constant0.{entry}", ".nv.info")
     )
-    if text is None or constants is None or info is None:
-        raise ToolchainError(f"the cubin has no kernel {entry!r}")
     symbol = _symbol_index(elf, entry)
+    if text is None or constants is None or info is None or symbol is None:
+        raise ToolchainError(f"the cubin has no kernel {entry!r}")
     values = dict(_attributes(info.data(), symbol))
+    if _REGCOUNT not in values:
+        raise ToolchainError(f"the cubin does not say what registers {entry!r} takes")
     registers = values[_REGCOUNT]
     return Resources(
         vgprs=registers,
@@ -53,9 +56,9 @@ def read_cubin(code: bytes, arch: Arch, entry: str, lds_bytes: int, threads: int
     )
 
 
-def _symbol_index(elf: Any, entry: str) -> int:
+def _symbol_index(elf: Any, entry: str) -> int | None:
     symbols = elf.get_section_by_name(".symtab").iter_symbols()
-    return next(index for index, symbol in enumerate(symbols) if symbol.name == entry)
+    return next((index for index, symbol in enumerate(symbols) if symbol.name == entry), None)
 
 
 def _attributes(data: bytes, symbol: int) -> list[tuple[int, int]]:

@@ -7,13 +7,14 @@ write; see the code object metadata section of LLVM's "User Guide for AMDGPU Bac
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from hipfire_kernels.archs import WAVE, Arch
-from hipfire_kernels.errors import InputError, ToolchainError
+from hipfire_kernels.errors import HipfireError, InputError, ToolchainError
 
 _NOTE_TYPE = 32
 _HIGHER_IS_BETTER = ("occupancy",)
@@ -143,6 +144,26 @@ def occupancy(arch: Arch, vgprs: int, lds_bytes: int, threads: int) -> int:
     return waves
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def reader(read: Callable[P, R]) -> Callable[P, R]:
+    """For a function that reads a compiler's output: whatever it trips over in a damaged file is a ToolchainError."""
+
+    @functools.wraps(read)
+    def reading(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return read(*args, **kwargs)
+        except HipfireError:
+            raise
+        except Exception as error:  # of the parsers, or of what they made of nonsense
+            raise ToolchainError(f"the compiler's output cannot be read: {type(error).__name__}: {error}") from error
+
+    return reading
+
+
+@reader
 def read_resources(code: bytes, arch: Arch, entry: str) -> Resources:
     """Resources of the kernel `entry` in a gfx code object.
 
@@ -169,6 +190,7 @@ def read_resources(code: bytes, arch: Arch, entry: str) -> Resources:
     )
 
 
+@reader
 def read_args(code: bytes, entry: str) -> tuple[KernelArg, ...]:
     """The arguments of the kernel `entry`, without those the runtime adds behind them.
 

@@ -96,9 +96,7 @@ def _candidate() -> Candidate:
 def _program(source: str) -> Iterator[tuple[Any, Any]]:
     from cuda.bindings import nvrtc
 
-    status, program = nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], [])
-    if int(status):
-        raise ToolchainError(f"nvrtcCreateProgram failed: {status.name}")
+    program = _out(nvrtc, "nvrtcCreateProgram", source.encode(), b"kernel.cu", 0, [], [])
     try:
         yield nvrtc, program
     finally:
@@ -106,12 +104,17 @@ def _program(source: str) -> Iterator[tuple[Any, Any]]:
 
 
 def _text(api: Any, what: str, program: Any) -> bytes:
-    status, size = getattr(api, f"nvrtcGet{what}Size")(program)
+    size = _out(api, f"nvrtcGet{what}Size", program)
     # The bindings write into the bytes they are given. Python shares those of one character between all who use it: an
     # empty log, one byte, turned every space of the process into a NUL. These are ours alone.
     data = bytes(size + 2)
-    if not int(status):
-        (status,) = getattr(api, f"nvrtcGet{what}")(program, data)
-    if int(status):
-        raise ToolchainError(f"nvrtcGet{what} failed: {status.name}")
+    _out(api, f"nvrtcGet{what}", program, data)
     return data[:size]
+
+
+def _out(api: Any, function: str, *args: Any) -> Any:
+    """What a function of the library gives, if anything. ToolchainError: it failed."""
+    status, *out = getattr(api, function)(*args)
+    if int(status):
+        raise ToolchainError(f"{function} failed: {status.name}")
+    return out[0] if out else None

@@ -12,7 +12,7 @@ import numpy as np
 from hipfire_kernels.errors import DeviceError, InputError
 from hipfire_kernels.running.devices import dlpack
 from hipfire_kernels.running.devices.driver import Owner
-from hipfire_kernels.running.devices.protocol import DTYPES, OfThisProcess, View, dtype_name
+from hipfire_kernels.running.devices.protocol import DTYPES, OfThisProcess, View, dtype_name, require_contiguous
 
 
 class Buffer:
@@ -87,9 +87,41 @@ class DeviceArray(OfThisProcess):
         device = self.buffer.device
         return (device.driver.dlpack_device, device.index)
 
-    def __dlpack__(self, *, stream: int | None = None, **_: Any) -> Any:
-        """A capsule. The consumer's stream is made to wait for what the device's own stream has queued."""
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """An unversioned capsule. The consumer's stream is made to wait for what the device's own stream has queued.
+
+        Raises:
+            BufferError: a copy is asked for, or another device.
+        """
         device = self.buffer.device
+        if copy or dl_device not in (None, self.__dlpack_device__()):
+            raise BufferError(f"{self!r} is handed out where it is, without a copy")
         if stream not in (None, -1):
             device.order_after(device.default_stream, device.stream_handle(stream))
         return dlpack.export(self, self.pointer, self.shape, self.dtype, self.__dlpack_device__())
+
+
+def read_interface(name: str, interface: Any) -> tuple[View, Any]:
+    """What a `__cuda_array_interface__` says: the array, and the stream to wait for, None for none.
+
+    Raises:
+        InputError: it cannot be read, has a mask, or is not C-contiguous.
+    """
+    try:
+        pointer, read_only = interface["data"]
+        dtype, shape = np.dtype(interface["typestr"]), tuple(int(extent) for extent in interface["shape"])
+        strides, mask, stream = (interface.get(key) for key in ("strides", "mask", "stream"))
+        view = View(int(pointer or 0), shape, dtype_name(dtype), not read_only)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{name} has a __cuda_array_interface__ that cannot be read: {error!r}") from error
+    if mask is not None:
+        raise InputError(f"{name} has a mask; required: an array in which every element counts")
+    require_contiguous(name, shape, strides, dtype.itemsize)
+    return view, stream

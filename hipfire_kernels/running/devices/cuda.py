@@ -9,10 +9,13 @@ from typing import Any
 
 from hipfire_kernels.errors import DeviceError
 from hipfire_kernels.running.devices import dlpack
-from hipfire_kernels.running.devices.driver import refuse_after_fork
+from hipfire_kernels.running.devices.driver import HINTS, refuse_after_fork
 from hipfire_kernels.running.devices.gpu import GpuDevice
 
-_OUT_OF_MEMORY = 2
+_HINTS = {
+    **HINTS,
+    100: "NVIDIA's driver is here, but no GPU that this process may use: look at CUDA_VISIBLE_DEVICES and nvidia-smi",
+}
 
 
 def _api() -> Any:
@@ -36,12 +39,7 @@ class CudaDriver:
     def __init__(self) -> None:
         self._cu = _api()
         self._contexts: dict[int, Any] = {}
-        try:
-            self._call("cuInit", 0)
-        except DeviceError:
-            raise
-        except Exception as error:  # the bindings raise types of their own when libcuda is absent
-            raise DeviceError(f"no NVIDIA driver on this machine: {error}") from None
+        self._call("cuInit", 0)
         # A launch is two microseconds cheaper when the bindings need not make an object of each handle.
         self._launch_kernel = self._cu.cuLaunchKernel
         self._set_current = self._cu.cuCtxSetCurrent
@@ -50,10 +48,12 @@ class CudaDriver:
 
     def _call(self, name: str, *args: Any) -> Any:
         """Call a function of the driver API; its outputs, or DeviceError with the name of the status."""
-        status, *outputs = getattr(self._cu, name)(*args)
+        try:
+            status, *outputs = getattr(self._cu, name)(*args)
+        except RuntimeError as error:
+            raise _lacking(name, error) from None
         if int(status):
-            hint = ": free arrays, or plan for a shorter context" if int(status) == _OUT_OF_MEMORY else ""
-            raise DeviceError(f"{name} failed: {status.name} ({int(status)}){hint}")
+            raise _failed(name, status)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def count(self) -> int:
@@ -70,7 +70,7 @@ class CudaDriver:
             self._contexts[index] = context
         (status,) = self._set_current(context)
         if status:
-            raise DeviceError(f"cuCtxSetCurrent failed: {status.name} ({int(status)})")
+            raise _failed("cuCtxSetCurrent", status)
 
     def _attribute(self, name: str, index: int) -> int:
         attribute = getattr(self._cu.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
@@ -166,13 +166,16 @@ class CudaDriver:
         if on is None:
             on = self._streams[stream] = self._cu.CUstream(stream)
         (handle, arena), (x, y, z) = function, grid
-        if early:
-            config = self._early_config(grid, block, arena, stream)
-            (status,) = self._cu.cuLaunchKernelEx(config, handle, params, 0)
-        else:
-            (status,) = self._launch_kernel(handle, x, y, z, block, 1, 1, arena, on, params, 0)
+        try:
+            if early:
+                config = self._early_config(grid, block, arena, stream)
+                (status,) = self._cu.cuLaunchKernelEx(config, handle, params, 0)
+            else:
+                (status,) = self._launch_kernel(handle, x, y, z, block, 1, 1, arena, on, params, 0)
+        except RuntimeError as error:
+            raise _lacking("cuLaunchKernel", error) from None
         if status:
-            raise DeviceError(f"cuLaunchKernel failed: {status.name} ({int(status)})")
+            raise _failed("cuLaunchKernel", status)
 
     def _early_config(self, grid: tuple[int, int, int], block: int, arena: int, stream: int) -> Any:
         """A launch that begins when the one ahead has let it, or ended. Made once for each shape: it takes longer to
@@ -211,6 +214,16 @@ class CudaDriver:
 
     def graph_destroy(self, graph: int) -> None:
         self._call("cuGraphExecDestroy", graph)
+
+
+def _lacking(name: str, error: RuntimeError) -> DeviceError:
+    """For what the bindings raise where there is no driver, or one too old to have the function."""
+    return DeviceError(f"{name} cannot be called: {error}. Required: NVIDIA's driver, libcuda, for CUDA 12 or later")
+
+
+def _failed(name: str, status: Any) -> DeviceError:
+    hint = _HINTS.get(int(status))
+    return DeviceError(f"{name} failed: {status.name} ({int(status)}){f': {hint}' if hint else ''}")
 
 
 def _driver_version() -> str | None:

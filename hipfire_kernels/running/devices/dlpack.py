@@ -1,11 +1,13 @@
 """DLPack both ways, without copying: look at a producer's tensor, and hand out a device array as one.
 
-The struct layout is DLPack's unversioned `DLManagedTensor` (dlpack.h); every producer still speaks it.
+Struct layouts are dlpack.h's: the unversioned `DLManagedTensor`, which is handed out and which every consumer takes,
+and version 1's `DLManagedTensorVersioned`, which alone can say that memory is read-only.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from hipfire_kernels.errors import InputError
-from hipfire_kernels.running.devices.protocol import DTYPES, dtype_name
+from hipfire_kernels.running.devices.protocol import DTYPES
 
 CPU, CUDA, CUDA_HOST, ROCM, ROCM_HOST = 1, 2, 3, 10, 11
-_NAME = b"dltensor"
+_NAME, _VERSIONED = b"dltensor", b"dltensor_versioned"
+_NEWEST = (1, 0)
+_READ_ONLY, _COPIED = 1, 2
 _CODES = {"i": 0, "u": 1, "f": 2}
 _BFLOAT = 4
 _DTYPES = {
@@ -49,12 +53,27 @@ class _DLManagedTensor(ctypes.Structure):
 _Deleter = ctypes.CFUNCTYPE(None, ctypes.POINTER(_DLManagedTensor))
 _DLManagedTensor._fields_ = [("tensor", _DLTensor), ("context", ctypes.c_void_p), ("deleter", _Deleter)]
 
+
+class _DLManagedTensorVersioned(ctypes.Structure):
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _DLTensor),
+    )
+
+
 _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _capsule_pointer.restype = ctypes.c_void_p
 _capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+_capsule_is = ctypes.pythonapi.PyCapsule_IsValid
+_capsule_is.restype = ctypes.c_int
+_capsule_is.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
 @dataclass(frozen=True)
@@ -62,37 +81,74 @@ class Peek:
     """What a DLPack tensor says of itself. Strides are in elements, None for C-contiguous."""
 
     pointer: int
-    device_type: int
-    device_id: int
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None
-    dtype: np.dtype[Any] | None
+    dtype: np.dtype[Any]
+    writable: bool
 
 
-def peek(capsule: Any) -> Peek:
-    """Read a capsule without consuming it: its producer frees what it holds when the capsule goes."""
-    address = _capsule_pointer(capsule, _NAME)
-    t = ctypes.cast(address, ctypes.POINTER(_DLManagedTensor)).contents.tensor
+def peek(name: str, array: Any, **how: Any) -> Peek:
+    """Look at a producer's tensor without consuming it: what its capsule holds is freed when the capsule goes.
+
+    Args:
+        name: of the array, for errors.
+        how: what `array.__dlpack__` is asked beside the newest version known here: a stream.
+
+    Raises:
+        InputError: it hands out nothing that can be read in place, or a dtype that numpy has not.
+    """
+    capsule = _capsule(name, array, how)
+    if _capsule_is(capsule, _NAME):
+        t, flags = _at(_DLManagedTensor, capsule, _NAME).tensor, 0
+    elif _capsule_is(capsule, _VERSIONED):
+        versioned = _at(_DLManagedTensorVersioned, capsule, _VERSIONED)
+        if versioned.major != _NEWEST[0]:
+            raise InputError(f"{name} is a DLPack tensor of version {versioned.major}; required: {_NEWEST[0]} or none")
+        t, flags = versioned.tensor, versioned.flags
+    else:
+        raise InputError(f"{name} gives a {type(capsule).__name__} for DLPack; required: a capsule nobody has consumed")
+    if flags & _COPIED:
+        raise InputError(
+            f"{name} hands out a copy by DLPack, which ends with it; pass an array that can be read in place"
+        )
+    dtype = _DTYPES.get((t.code, t.bits)) if t.lanes == 1 else None
+    if dtype is None:
+        raise InputError(
+            f"{name} has DLPack dtype (code {t.code}, {t.bits} bits, {t.lanes} lanes), which no kernel takes; "
+            f"required: one of {', '.join(DTYPES)}, as the argument asks"
+        )
     return Peek(
         pointer=(t.data or 0) + t.byte_offset,
-        device_type=t.device_type,
-        device_id=t.device_id,
         shape=tuple(t.shape[i] for i in range(t.ndim)),
         strides=tuple(t.strides[i] for i in range(t.ndim)) if t.strides else None,
-        dtype=_DTYPES.get((t.code, t.bits)) if t.lanes == 1 else None,
+        dtype=dtype,
+        writable=not flags & _READ_ONLY,
     )
 
 
-def as_numpy(name: str, found: Peek) -> npt.NDArray[Any]:
-    """Host memory that a capsule describes, as a writable numpy array. The producer must outlive it."""
-    if found.dtype is None:
-        raise InputError(f"{name} has a DLPack dtype that no kernel takes; required: one of {', '.join(DTYPES)}")
-    strides = found.strides or tuple(np.cumprod((1, *found.shape[:0:-1]))[::-1])
-    spans = [(extent - 1) * stride for extent, stride in zip(found.shape, strides, strict=True) if extent]
-    count = sum(spans) + 1 if 0 not in found.shape else 0
-    raw = (ctypes.c_uint8 * (count * found.dtype.itemsize)).from_address(found.pointer or 1)
-    flat = np.ctypeslib.as_array(raw).view(found.dtype) if count else np.empty(0, found.dtype)
-    return np.lib.stride_tricks.as_strided(flat, found.shape, [s * found.dtype.itemsize for s in strides])
+def _capsule(name: str, array: Any, how: dict[str, Any]) -> Any:
+    try:
+        try:
+            return array.__dlpack__(**how, max_version=_NEWEST)
+        except TypeError:  # a producer from before version 1
+            return array.__dlpack__(**how)
+    except BufferError as error:
+        raise InputError(f"{name} cannot be read in place: {error}") from error
+
+
+def _at(kind: Any, capsule: Any, name: bytes) -> Any:
+    return ctypes.cast(_capsule_pointer(capsule, name), ctypes.POINTER(kind)).contents
+
+
+def as_numpy(found: Peek) -> npt.NDArray[Any]:
+    """C-contiguous host memory as a numpy array. The producer must outlive it."""
+    count = math.prod(found.shape)
+    if not count:
+        return np.empty(found.shape, found.dtype)
+    raw = (ctypes.c_uint8 * (count * found.dtype.itemsize)).from_address(found.pointer)
+    array = np.ctypeslib.as_array(raw).view(found.dtype).reshape(found.shape)
+    array.flags.writeable = found.writable
+    return array
 
 
 _alive: dict[int, Any] = {}
@@ -124,20 +180,20 @@ _drop_unused = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_let_go_unused)
 def export(owner: Any, pointer: int, shape: tuple[int, ...], dtype: np.dtype[Any], device: tuple[int, int]) -> Any:
     """A capsule over memory that `owner` keeps alive. What is bf16 here is that for the consumer."""
     extents = (ctypes.c_int64 * max(1, len(shape)))(*shape)
-    code = _BFLOAT if dtype_name(dtype) == "bf16" else _CODES[dtype.kind]
+    strides = (ctypes.c_int64 * max(1, len(shape)))(*(math.prod(shape[i + 1 :]) for i in range(len(shape))))
     tensor = _DLTensor(
         data=pointer,
         device_type=device[0],
         device_id=device[1],
         ndim=len(shape),
-        code=code,
+        code=_CODES[dtype.kind],
         bits=8 * dtype.itemsize,
         lanes=1,
         shape=ctypes.cast(extents, ctypes.POINTER(ctypes.c_int64)),
-        strides=None,
+        strides=ctypes.cast(strides, ctypes.POINTER(ctypes.c_int64)),
         byte_offset=0,
     )
     managed = _DLManagedTensor(tensor=tensor, context=None, deleter=_release)
     address = ctypes.addressof(managed)
-    _alive[address] = (managed, extents, owner)
+    _alive[address] = (managed, extents, strides, owner)
     return _new_capsule(address, _NAME, ctypes.cast(_drop_unused, ctypes.c_void_p))

@@ -7,6 +7,9 @@ from typing import Any, NoReturn, Protocol
 
 from hipfire_kernels.errors import DeviceError
 
+HINTS = {2: "free arrays, or plan for a shorter context", 209: "the code object is for another arch"}
+"""What to do about a status, where its name does not say it. The vendors have the same numbers."""
+
 
 class Driver(Protocol):
     """What a vendor's driver must do. Handles are integers; every failure is a DeviceError that names the call."""

@@ -19,9 +19,17 @@ import numpy.typing as npt
 from hipfire_kernels.archs import Arch, arch
 from hipfire_kernels.errors import DeviceError, InputError
 from hipfire_kernels.running.devices import dlpack
-from hipfire_kernels.running.devices.arrays import Buffer, DeviceArray
+from hipfire_kernels.running.devices.arrays import Buffer, DeviceArray, read_interface
 from hipfire_kernels.running.devices.driver import Driver
-from hipfire_kernels.running.devices.protocol import DTYPES, Launch, OfThisProcess, View, dtype_name, require_aligned
+from hipfire_kernels.running.devices.protocol import (
+    DTYPES,
+    Launch,
+    OfThisProcess,
+    View,
+    dtype_name,
+    require_aligned,
+    require_contiguous,
+)
 from hipfire_kernels.running.devices.streams import CaptureGate, Event, Graph, Stream
 
 if TYPE_CHECKING:
@@ -150,51 +158,53 @@ class GpuDevice(OfThisProcess):
             require_aligned(name, array.view)
         return array.view
 
-    def _view_interface(self, name: str, interface: dict[str, Any]) -> View:
-        pointer, read_only = interface["data"]
-        shape = tuple(interface["shape"])
-        dtype = np.dtype(interface["typestr"])
-        strides = interface.get("strides")
-        self._require_contiguous(name, shape, strides, dtype.itemsize)
-        if math.prod(shape):
-            self._require_here(name, pointer)
-        producer = interface.get("stream")
+    def _view_interface(self, name: str, interface: Any) -> View:
+        found, producer = read_interface(name, interface)
+        if math.prod(found.shape):
+            self._require_here(name, found.pointer)
         if producer is not None:
             self._await_producer(self.stream_handle(producer))
-        return View(pointer, shape, dtype_name(dtype), not read_only)
+        return found
 
     def _view_dlpack(self, name: str, array: Any) -> View:
         kind, index = array.__dlpack_device__()
         if (int(kind), int(index)) != (self.driver.dlpack_device, self.index):
             raise InputError(f"{name} is on DLPack device {int(kind)}:{index}; required: {self.name}")
-        found = dlpack.peek(array.__dlpack__(stream=self._dlpack_stream()))
+        found = dlpack.peek(name, array, stream=self._dlpack_stream())
         self._await_producer(self.default_stream)  # which the producer has just been told to order its work before
-        if found.dtype is None:
-            raise InputError(f"{name} has a DLPack dtype that no kernel takes; required: one of {', '.join(DTYPES)}")
-        self._require_contiguous(name, found.shape, found.strides, 1)
-        return View(found.pointer, found.shape, dtype_name(found.dtype), True)
+        require_contiguous(name, found.shape, found.strides, 1)
+        return View(found.pointer, found.shape, dtype_name(found.dtype), found.writable)
 
     def _await_producer(self, stream: int) -> None:
-        """Have this thread's next launch wait for what a producer has queued on a stream."""
+        """Have this thread's next launch wait for what a producer has queued on a stream.
+
+        Not in a capture, which may wait for nothing outside it: the inputs have to be there when it is replayed.
+        """
+        if self.capturing:
+            return
         if not hasattr(self._thread, "producers"):
-            self._thread.producers = set()
-        self._thread.producers.add(stream)
+            self._thread.producers = {}
+        # The default stream stays; another may be gone by the time of a launch, so its end is marked now.
+        self._thread.producers[stream] = None if stream == self.default_stream else self.event().record(stream)
 
     def _order_producers(self, launch_stream: int) -> None:
-        producers: set[int] = getattr(self._thread, "producers", set())
+        producers: dict[int, Event | None] = getattr(self._thread, "producers", {})
         while producers:
-            self.order_after(producers.pop(), launch_stream)
+            stream, queued = producers.popitem()
+            if queued is None:
+                self.order_after(stream, launch_stream)
+            elif stream != launch_stream:
+                self.driver.stream_wait(launch_stream, queued.handle)
 
     def _dlpack_stream(self) -> int:
-        # DLPack: 1 is CUDA's legacy default stream and 0 is not allowed; on ROCm the default is 0.
-        return 1 if self.driver.dlpack_device == dlpack.CUDA else 0
+        """The stream that a producer is to order its work before, in DLPack's words.
 
-    def _require_contiguous(self, name: str, shape: tuple[int, ...], strides: Any, unit: int) -> None:
-        expected = unit
-        for extent, stride in reversed(list(zip(shape, strides or (), strict=bool(strides)))):
-            if extent != 1 and stride != expected and 0 not in shape:
-                raise InputError(f"{name} has strides {tuple(strides)} for shape {shape}; required: C-contiguous")
-            expected *= extent
+        None in a capture (-1), which the producer would spoil. Else the default stream, which is 1 with CUDA, where 0
+        is not allowed, and 0 with ROCm.
+        """
+        if self.capturing:
+            return -1
+        return 1 if self.driver.dlpack_device == dlpack.CUDA else 0
 
     def _require_here(self, name: str, pointer: int) -> None:
         self.driver.activate(self.index)
@@ -294,7 +304,8 @@ class GpuDevice(OfThisProcess):
         """Capture what is launched on a stream inside the block into a graph, instead of running it.
 
         If the block raises, the capture is ended and dropped, and the stream is usable again. Copies and waits of
-        other threads wait until it has ended.
+        other threads wait until it has ended. A replay is ordered with nothing but its own stream: have that wait for
+        what makes the inputs, another library's arrays too.
         """
         self._no_capture("a capture")
         handle = self.stream_handle(stream)

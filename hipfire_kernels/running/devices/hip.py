@@ -11,20 +11,18 @@ from typing import Any
 
 from hipfire_kernels.errors import DeviceError
 from hipfire_kernels.running.devices import dlpack
-from hipfire_kernels.running.devices.driver import refuse_after_fork
+from hipfire_kernels.running.devices.driver import HINTS, refuse_after_fork
 from hipfire_kernels.running.devices.gpu import GpuDevice
 
 _NO_DEVICE = 100
 _HINTS = {
-    2: "free arrays, or plan for a shorter context",
+    **HINTS,
     _NO_DEVICE: (
         "ROCm's runtime is here, but no AMD GPU that this process may use: look at HIP_VISIBLE_DEVICES, at whether "
         "the amdgpu driver is loaded, and whether this user may open /dev/kfd and /dev/dri"
     ),
-    209: "the code object is for another arch",
     906: "a copy or a wait came between, which HIP forbids while any stream is being captured",
 }
-"""What to do about a status, where its name does not say it."""
 
 
 def _api() -> Any:

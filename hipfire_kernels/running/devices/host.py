@@ -36,6 +36,7 @@ from hipfire_kernels.running.devices.protocol import (
     View,
     dtype_name,
     require_aligned,
+    require_contiguous,
 )
 
 if TYPE_CHECKING:
@@ -84,7 +85,9 @@ def _host_array(name: str, array: Any) -> npt.NDArray[Any]:
     kind = int(array.__dlpack_device__()[0])
     if kind not in (dlpack.CPU, dlpack.CUDA_HOST, dlpack.ROCM_HOST):
         raise InputError(f"{name} is on DLPack device type {kind}; the host device takes arrays in host memory")
-    return dlpack.as_numpy(name, dlpack.peek(array.__dlpack__()))
+    found = dlpack.peek(name, array)
+    require_contiguous(name, found.shape, found.strides, 1)
+    return dlpack.as_numpy(found)
 
 
 @dataclass(frozen=True)

@@ -172,3 +172,19 @@ def require_aligned(name: str, view: View) -> None:
         raise InputError(
             f"{name} is at an address that is not a multiple of {known.itemsize}, which {view.dtype} needs"
         )
+
+
+def require_contiguous(name: str, shape: tuple[int, ...], strides: Sequence[int] | None, unit: int) -> None:
+    """Refuse an array that is not C-contiguous. Strides are None if its maker says that it is; `unit` is an element's.
+
+    Strides mean nothing along an extent of 1, nor in an array without elements.
+    """
+    if strides is None or 0 in shape:
+        return
+    expected = unit
+    legal = len(strides) == len(shape)
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=False):
+        legal &= extent == 1 or stride == expected
+        expected *= extent
+    if not legal:
+        raise InputError(f"{name} has strides {tuple(strides)} for shape {shape}; required: C-contiguous")

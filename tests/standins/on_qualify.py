@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hip_lab import Stub
 from mutants import MUTANTS, _mutated_environment
+from standin_lab import StandIn
 
 import hipfire_kernels as hk
 from hipfire_kernels import cli
@@ -55,7 +55,7 @@ def attend(device: GpuDevice, ctx: int) -> Decision:
 
 
 def test_closed_then_qualified_then_closed_by_an_edit(
-    stub: Stub, hip1: GpuDevice, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    stub: StandIn, gpu1: GpuDevice, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert admit(request(8192)).route == "tile_batched"
     # 256 keys, 8 rows: 64 us against 50 + 8 * 4; 512 keys: 128 us against 50 + 16 * 4.
@@ -70,8 +70,8 @@ def test_closed_then_qualified_then_closed_by_an_edit(
         (256, 16, pytest.approx(128 / 114, abs=1e-3)),
         (512, 8, pytest.approx(128 / 114, abs=1e-3)),
     ]
-    assert attend(hip1, 513).route == "rows8"
-    assert attend(hip1, 512).route == "tile_batched"
+    assert attend(gpu1, 513).route == "rows8"
+    assert attend(gpu1, 512).route == "tile_batched"
     fault = next(m for m in MUTANTS if m.name == "row of the scatter off")
     edited = _mutated_environment(fault)
     monkeypatch.setattr(templates, "_environment", lambda folder: edited)
@@ -81,7 +81,7 @@ def test_closed_then_qualified_then_closed_by_an_edit(
     assert "stale: the source of attention_flash_q8_0_rows8_d4 has changed" in decision.explain()
 
 
-def test_a_slower_route_stays_closed(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_slower_route_stays_closed(stub: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
     stub.cost("rows8", 0, 9)
     stub.cost("tile_batched", 0, 1)
     code, record = qualify(capsys)
@@ -92,8 +92,8 @@ def test_a_slower_route_stays_closed(stub: Stub, capsys: pytest.CaptureFixture[s
     assert "measured, not admitted: not faster than" in admit(request(8192)).explain()
 
 
-def test_a_kernel_that_faults_stays_closed(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
-    stub.fail("hipModuleLaunchKernel", 719, after=5)
+def test_a_kernel_that_faults_stays_closed(stub: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
+    stub.fail("launch", 719, after=5)
     code, record = qualify(capsys)
     assert code == 1
     assert record["parity"]["ok"] is False
