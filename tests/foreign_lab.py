@@ -9,7 +9,7 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-FLOAT, BFLOAT, BOOL = 2, 4, 6
+FLOAT, BOOL = 2, 6
 READ_ONLY, COPIED = 1, 2
 
 
@@ -133,7 +133,6 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "an 8-bit float": ({"bits": 8}, r"x has DLPack dtype \(code 2, 8 bits, 1 lanes\)"),
     "a 24-bit integer": ({"code": 0, "bits": 24}, r"x has DLPack dtype \(code 0, 24 bits, 1 lanes\)"),
-    "bfloat16": ({"code": BFLOAT, "bits": 16}, r"x has DLPack dtype \(code 4, 16 bits, 1 lanes\)"),
     "bool": ({"code": BOOL, "bits": 8}, r"x has DLPack dtype \(code 6, 8 bits, 1 lanes\)"),
     "version 2": ({"version": (2, 0)}, r"x is a DLPack tensor of version 2; required: 1 or none"),
     "a copy": ({"version": (1, 0), "flags": COPIED}, r"x hands out a copy by DLPack, which ends with it"),

@@ -81,7 +81,7 @@ BEYOND: dict[str, tuple[Any, ...]] = {
 @EACH
 def test_a_number_beyond_its_dtype_is_refused(name: str) -> None:
     for number in BEYOND[name]:
-        with pytest.raises(InputError, match=rf"s_{name} is .*; required: .*(\d-bit integer|finite number of {name})"):
+        with pytest.raises(InputError, match=rf"s_{name} is .*; required: .*(\d-bit integer|finite number of b?float)"):
             launched({**SMALLEST, name: number})
 
 
@@ -169,7 +169,9 @@ def test_arrays_by_dlpack(name: str, host: Device) -> None:
 )
 def test_dlpack_dtypes_that_no_kernel_takes(code: int, kind: Any, host: Device) -> None:
     """Complex, bool, a bfloat of 8 and of 32 bits, a float of 8."""
-    with pytest.raises(InputError, match=r"x has a DLPack dtype that no kernel takes; required: one of f32, f16, bf16"):
+    with pytest.raises(
+        InputError, match=r"x has DLPack dtype .*, which no kernel takes; required: one of f32, f16, bf16"
+    ):
         host.view("x", Producer(np.zeros(4, kind), code))
 
 

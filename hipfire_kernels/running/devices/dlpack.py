@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hipfire_kernels.errors import InputError
-from hipfire_kernels.running.devices.protocol import DTYPES
+from hipfire_kernels.running.devices.protocol import DTYPES, dtype_name
 
 CPU, CUDA, CUDA_HOST, ROCM, ROCM_HOST = 1, 2, 3, 10, 11
 _NAME, _VERSIONED = b"dltensor", b"dltensor_versioned"
@@ -186,7 +186,7 @@ def export(owner: Any, pointer: int, shape: tuple[int, ...], dtype: np.dtype[Any
         device_type=device[0],
         device_id=device[1],
         ndim=len(shape),
-        code=_CODES[dtype.kind],
+        code=_BFLOAT if dtype_name(dtype) == "bf16" else _CODES[dtype.kind],
         bits=8 * dtype.itemsize,
         lanes=1,
         shape=ctypes.cast(extents, ctypes.POINTER(ctypes.c_int64)),
