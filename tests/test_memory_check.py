@@ -1,4 +1,4 @@
-"""The memory check: what a kernel touches that is not its own is found, and named with array, distance, thread, line."""
+"""The memory check: what a kernel touches that is not its own is found, and named: array, distance, thread, line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from hipfire_kernels.errors import DeadlockError, DeviceError, InputError, Memor
 from hipfire_kernels.inspecting import revision
 from hipfire_kernels.inspecting.watch_child import Checker
 from hipfire_kernels.running.binding import launch
-from hipfire_kernels.running.devices import device, memory_check
+from hipfire_kernels.running.devices import device
 from hipfire_kernels.running.devices.gpu import GpuDevice
 from hipfire_kernels.running.devices.host import HostDevice
 from hipfire_kernels.running.devices.protocol import Device, KernelArgs, Launch
@@ -54,7 +54,7 @@ def probe(body: str, *, lds: int = 64, dtype: str = "f32", **more: Any) -> Varia
         grid=lambda v, s: (s.blocks, 1, 1),
         block=BLOCK,
         lds=lambda v, arch: (Lds("front", "int", 4), Lds("shared", "float", lds), Lds("back", "unsigned char", 32)),
-        tolerance=Tolerance(0),
+        tolerance=Tolerance(1e-6),
         body="{% for _ in range(1) %}\n{{ signature }} {\n    {{ lds.front }} {{ lds.shared }} {{ lds.back }}"
         " const int i = block_x() * 64 + thread();\n" + body + "\n}\n{% endfor %}\n",
         **more,
@@ -133,17 +133,15 @@ def test_what_is_only_read_cannot_be_written() -> None:
     assert "thread 0: writes x[0], and declares that it only reads x (f32 [192]), at body of probe:4" in str(found)
 
 
-@pytest.mark.parametrize("checked", [1, 5, 63])
-def test_behind_an_array_of_wide_alignment(checked: int) -> None:
+def test_behind_an_array_of_wide_alignment() -> None:
     """f16 arrays begin at multiples of 16 bytes, so that up to 14 bytes behind one belong to no page of their own."""
-    writes = probe(f"if (i == 0) {{ out[n] = 1; }} else if (i < n) out[i] = x[i] + {checked};", dtype="f16")
+    writes = probe("if (i == 0) { out[n] = 1; } else if (i < n) out[i] = x[i];", dtype="f16")
     assert "probe: out (f16 [187]) is written behind its end" in str(fault(writes, n=187))
-    reads = probe(f"if (i < n) out[i] = x[i + 1] + {checked};", dtype="f16")
-    assert "probe: out[186] depends on what lies beside x (f16 [187]): it is read outside of its bounds" in str(
-        fault(reads, n=187)
-    )
-    far = probe(f"if (i < n) out[i] = x[i + 7] + {checked};", dtype="f16")
-    assert "reads x[192], 6 elements behind the end of x (f16 [187], 187 elements)" in str(fault(far, n=187))
+    reads = fault(probe("if (i < n) out[i] = x[i + 1];", dtype="f16"), n=187)
+    said = "probe: out[186] depends on what lies beside x (f16 [187]): it is read outside of its bounds"
+    assert said in str(reads)
+    far = fault(probe("if (i < n) out[i] = x[i + 7];", dtype="f16"), n=187)
+    assert "reads x[192], 6 elements behind the end of x (f16 [187], 187 elements)" in str(far)
 
 
 def test_an_array_without_elements() -> None:
@@ -219,8 +217,8 @@ MISSING = "a barrier is missing, or it is never written"
         (
             "if (thread() != 7) shared[thread()] = x[i];\nblock_sync();\nout[i] = shared[63 - thread()];",
             # Others behind it are written first: which thread it was can be read off the result alone.
-            "block (0, 0, 0): reads shared[7] (float in LDS, 64 elements) before anybody has written it; with other bytes "
-            "there out[56] comes out",
+            "block (0, 0, 0): reads shared[7] (float in LDS, 64 elements) before anybody has written it; with other "
+            "bytes there out[56] comes out",
         ),
         (
             "out[i] = max_f32(shared[thread()], x[i]);",  # which passes NaN by
@@ -333,7 +331,7 @@ def test_sums_over_blocks_are_no_fault() -> None:
 def test_an_array_that_is_written_lies_apart_from_the_others() -> None:
     variant, one = probe("out[i] = x[i];"), np.ones(256, np.float32)
     for x, out in ((one[:192], one[:192]), (one[64:], one[:192])):
-        with pytest.raises(InputError, match="probe: x and out share memory, and out is written; .*pass a copy of one"):
+        with pytest.raises(InputError, match=r"probe: x and out share memory, and out is written; .*pass a copy"):
             launch(variant, device("host"), checked=True, x=x, out=out, grid=np.zeros(3, np.uint8))
     launch(variant, device("host"), checked=True, x=one[:64], out=one[64:128], grid=np.zeros(1, np.uint8))
 
@@ -341,10 +339,11 @@ def test_an_array_that_is_written_lies_apart_from_the_others() -> None:
 def test_other_errors_stay_what_they_are() -> None:
     with pytest.raises(DeadlockError, match="waits at body of probe:4"):
         run(probe("if (lane() < 31) wave_sum(1.0f); out[i] = x[i];"))
+    on = HostDevice(checked=True)
+    kernel = on.load(build(probe("out[i] = x[i];"), "host"))
+    packed = KernelArgs([ctypes.c_void_p(0)] * 3 + [ctypes.c_int(0)])
     with pytest.raises(InputError, match="packed without their declaration; bind them"):
-        on = HostDevice(checked=True)
-        kernel = on.load(build(probe("out[i] = x[i];"), "host"))
-        on.launch([Launch(kernel, (1, 1, 1), 64, KernelArgs([ctypes.c_void_p(0)] * 3 + [ctypes.c_int(0)]))])
+        on.launch([Launch(kernel, (1, 1, 1), 64, packed)])
 
 
 def test_kernels_are_checked_from_many_threads() -> None:
@@ -362,6 +361,7 @@ CHILD = """
 import ctypes, resource, sys
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 sys.path.insert(0, sys.argv[1])
+from hipfire_kernels.running.devices import memory_check
 from test_memory_check import *
 run(probe("out[i] = x[i];"))
 """
@@ -421,10 +421,14 @@ def test_a_case_of_a_campaign_that_faults_does_not_cost_its_process(monkeypatch:
 def test_a_watched_kernel_is_under_the_check() -> None:
     variant = hk.families()["kv_cache_write_q8_0_batched"].variant(pair=False)
     now = revision.current(variant.entry, ["host"])
-    text = now.source("host")
-    (line,) = re.findall(r"\n(.*= )x\[", text)[:1]
-    edited = dataclasses.replace(now, sources={"host": text.replace(f"{line}x[", f"{line}0 * x[-1] + x[", 1)})
-    with pytest.raises(DeviceError, match="reads x"):
+    text, right = now.source("host"), "write_block(x[from], cache + to);"
+    assert text.count(right) == 1
+    wrong = right.replace("x[from]", "x[from] + 0.0f * x[from - 1]")
+    edited = dataclasses.replace(now, sources={"host": text.replace(right, wrong)})
+    with pytest.raises(
+        DeviceError,
+        match=r"thread 0: reads x\[-1\], 1 element before .*, at kv_cache_write_q8_0_batched.hip.j2:21: .*:",
+    ):
         Checker().run(variant, build(edited, "host"), list(grid(variant, rows=(2,), contexts=(3,)))[:1])
 
 
