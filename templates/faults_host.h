@@ -1,8 +1,8 @@
 // Faults of the processor in a kernel on the CPU: an access to a page that nobody may touch, a division by zero.
 //
-// Under a memory check a fault breaks off the launch, as a deadlock does. The handler notes what happened and has the OS
-// thread go on where hk_run waits for the block. It runs on a stack of its own, since a fiber's may be what overflowed.
-// It finds the thread's block by the thread's pointer: thread_local storage of a thread that never ran this kernel would
+// Under a memory check a fault breaks off the launch, as a deadlock does. The handler notes what happened and has the
+// OS thread go on where hk_run waits for the block. It runs on a stack of its own: a fiber's may be what overflowed. It
+// finds the thread's block by the thread's pointer: thread_local storage of a thread that never ran this kernel would
 // have to be allocated, which a handler must not do.
 #if HK_ASM_SWITCH && __linux__
 #include <signal.h>
@@ -30,7 +30,8 @@ static void* this_thread() {
 static Catching* entry_of(void* thread, void* owner) {
     for (Catching& one : catching) {
         void* found = thread;
-        if (__atomic_compare_exchange_n(&one.thread, &found, owner, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) return &one;
+        if (__atomic_compare_exchange_n(&one.thread, &found, owner, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+            return &one;
     }
     return nullptr;
 }
