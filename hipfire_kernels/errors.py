@@ -67,6 +67,24 @@ class ParityError(HipfireError):
         self.finding = finding
 
 
+class MemoryFault(DeviceError):
+    """A kernel under the memory check touches what it must not, or divides by zero.
+
+    Attributes:
+        array: the array or LDS array that is missed; empty where it is none, or not known.
+        index: of the element that is accessed instead.
+        writes: whether it is written.
+        thread: of the block.
+        place: the line, with its text; empty where it is not known.
+    """
+
+    def __init__(
+        self, message: str, *, array: str = "", index: int = 0, writes: bool = False, thread: int = 0, place: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.array, self.index, self.writes, self.thread, self.place = array, index, writes, thread, place
+
+
 class NotAdmitted(HipfireError):
     """No route may run the request, or the route asked for by name is not admitted.
 

@@ -2,8 +2,9 @@
 //
 // hk_run runs a range of blocks on the calling OS thread, which may be one of many. The threads of a block take
 // turns in a ring whose order a seed can permute: a result that depends on it is a race. LDS is an arena filled with
-// NaN before each block, with a guard behind it. A wave operation needs all 32 lanes at the same source line, a
-// barrier all living threads: anything else ends in an error that names block, thread and line.
+// NaN before each block, with a guard behind it; under a memory check each of its arrays lies where the caller says. A
+// wave operation needs all 32 lanes at the same source line, a barrier all living threads: anything else ends in an
+// error that names block, thread and line. So does a fault of the processor under a memory check, see faults_host.h.
 //
 // Stacks and all else that takes memory is the caller's: one arena of an OS thread, for every kernel of the process.
 #if defined(__x86_64__) && !defined(HK_PORTABLE_SWITCH)
@@ -14,11 +15,11 @@
 #include <ucontext.h>
 #endif
 
-#define __global__ __attribute__((visibility("hidden")))
+#define __global__ __attribute__((visibility("hidden"), noinline))  // a stack that overflows has its line
 #define __device__ static __attribute__((unused))
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(threads)
-#define SHARED(type, name, count, offset) type* const name = (type*)(hk::block.lds + (offset))
+#define SHARED(type, name, count, offset) type* const name = (type*)hk::block.lds_at[(offset) / hk::LDS_STEP]
 #define SHARED_ALIGNED(align, type, name, count, offset) SHARED(type, name, count, offset)
 
 extern "C" {
@@ -28,12 +29,15 @@ float exp2f(float);
 namespace hk {
 
 // What the caller and a kernel tell each other: mirrored in hipfire_kernels/running/devices/host.py.
+// What is new stands behind what was there: the caller may run a kernel of an older revision.
 enum Error {
     OK = 0,
     WAVE_LINES_DIFFER = 1,
     BARRIER_LINES_DIFFER = 2,
     DEADLOCK = 3,
     LDS_OVERRUN = 4,
+    LDS_ARRAY_OVERRUN = 5,
+    FAULT = 6,
     LANES_DIFFER = 20,
     MISALIGNED = 21
 };
@@ -41,18 +45,35 @@ enum Error {
 struct Launch {
     unsigned grid[3], threads, lds_bytes, permute;
     unsigned long long seed;
+    unsigned lds_changed;  // under a memory check: so many bytes of LDS start as `other`, the rest as `fill`
+    unsigned char fill, other;
+};
+
+// An LDS array as it is declared: where it would lie with all of them behind each other, and what it takes.
+struct LdsArray {
+    const char *name, *type;
+    unsigned offset, count, bytes;
+};
+
+// Where an LDS array lies under a memory check, and which of its bytes, from there, the block may be prepared in.
+struct LdsPlace {
+    unsigned char* at;
+    unsigned from, to;
 };
 
 struct Arena {
     void* workspace;  // hk_workspace_bytes, from the start of a page
     char* stacks;     // the thread's own begins at a multiple of stack_stride; behind it and before the first: a guard
     unsigned long stack_bytes, stack_stride;
+    const LdsPlace* lds;  // one for each array of the kernel: the launch is under a memory check; else null
 };
 
 struct Report {
     unsigned block[3], thread;
     int line, other_line;
     const char *file, *other_file;
+    int signal, code, write;  // of a fault, with what it was at, the instruction and the stack
+    unsigned long address, instruction, stack;
 };
 
 // A line of a template, as the `#line` directives have it; by default the one of the call.
@@ -65,7 +86,7 @@ static inline bool same(const At& a, const At& b) {
     return a.line == b.line && (a.file == b.file || __builtin_strcmp(a.file, b.file) == 0);
 }
 
-constexpr unsigned MAX_THREADS = 1024, WAVE = 32, LDS_MAX = 64 * 1024, LDS_GUARD = 256;
+constexpr unsigned MAX_THREADS = 1024, WAVE = 32, LDS_MAX = 64 * 1024, LDS_GUARD = 256, LDS_STEP = 16;
 constexpr unsigned OWN_BYTES = 2048, OWN_CLEARED = 16;  // of each thread, and how many are zero when a block starts
 
 enum State : unsigned char { RUNNING, IN_WAVE_OP, AT_BARRIER, DONE };
@@ -98,6 +119,8 @@ struct Workspace {
     unsigned short order[MAX_THREADS], place[MAX_THREADS];
     __attribute__((aligned(64))) unsigned char own[MAX_THREADS][OWN_BYTES];
     __attribute__((aligned(64))) unsigned char lds[LDS_MAX + LDS_GUARD];
+    unsigned char* lds_at[LDS_MAX / LDS_STEP];
+    __attribute__((aligned(64))) unsigned char signals[64 * 1024];  // the stack of their handler
 };
 
 // Small: the C library allocates it, and writes it, once for each OS thread and kernel of the process.
@@ -106,7 +129,9 @@ struct Block {
     Wave* waves;
     unsigned short *order, *place;
     unsigned char (*own)[OWN_BYTES];
-    unsigned char* lds;
+    unsigned char *lds, **lds_at;
+    const LdsPlace* places;
+    bool in_kernel;
     unsigned threads, alive, current, barrier_generation, barrier_arrived;
     At barrier_at;
     unsigned index[3];
@@ -121,17 +146,21 @@ struct Block {
 };
 static thread_local Block block;
 
-static void kernel(void** args);  // calls the kernel with its arguments unpacked; generated from the declaration
+// Generated from the declaration: what calls the kernel with its arguments unpacked, and its LDS arrays.
+static void kernel(void** args);
+extern "C" const LdsArray hk_lds[];
+extern "C" const unsigned hk_lds_count;
 
 // ---- switching -------------------------------------------------------------------------------------------------
 
 #if HK_ASM_SWITCH
 extern "C" __attribute__((visibility("hidden"))) void hk_switch(void** save, void* load);
+extern "C" __attribute__((visibility("hidden"))) void hk_load();  // its second half: no function to call
 asm(R"(
     .text
     .p2align 4
-    .hidden hk_switch
-    .globl hk_switch
+    .hidden hk_switch, hk_load
+    .globl hk_switch, hk_load
     .type hk_switch, @function
 hk_switch:
     pushq %rbp
@@ -141,6 +170,7 @@ hk_switch:
     pushq %r14
     pushq %r15
     movq %rsp, (%rdi)
+hk_load:
     movq %rsi, %rsp
     popq %r15
     popq %r14
@@ -289,6 +319,12 @@ static void work_in(const Arena& arena) {
     block.place = own.place;
     block.own = own.own;
     block.lds = own.lds;
+    block.lds_at = own.lds_at;
+    block.places = arena.lds;
+    for (unsigned i = 0; i < hk_lds_count; ++i) {
+        const unsigned offset = hk_lds[i].offset;
+        block.lds_at[offset / LDS_STEP] = arena.lds ? arena.lds[i].at : block.lds + offset;
+    }
 }
 
 static void prepare_fiber(const Arena& arena, unsigned thread) {
@@ -328,6 +364,45 @@ static void order_threads(const Launch& launch, unsigned long long linear) {
     for (unsigned t = 0; t < launch.threads; ++t) block.place[block.order[t]] = (unsigned short)t;
 }
 
+// What a byte of an LDS array holds before anybody writes it.
+static unsigned char unwritten(const Launch& launch, const LdsArray& array, unsigned byte) {
+    return array.offset + byte < launch.lds_changed ? launch.other : launch.fill;
+}
+
+static void clear_lds(const Launch& launch) {
+    if (!block.places) {
+        __builtin_memset(block.lds, 0xff, launch.lds_bytes + LDS_GUARD);
+        return;
+    }
+    for (unsigned i = 0; i < hk_lds_count; ++i) {
+        const LdsPlace& place = block.places[i];
+        const unsigned changed = launch.lds_changed > hk_lds[i].offset ? launch.lds_changed - hk_lds[i].offset : 0;
+        const unsigned border = changed < place.from ? place.from : changed > place.to ? place.to : changed;
+        __builtin_memset(place.at + place.from, launch.other, border - place.from);
+        __builtin_memset(place.at + border, launch.fill, place.to - border);
+    }
+}
+
+static void overrun(Error error, unsigned bytes, unsigned array) {
+    block.error = error;
+    for (int d = 0; d < 3; ++d) block.report.block[d] = block.index[d];
+    block.report.line = (int)bytes;
+    block.report.other_line = (int)array;
+}
+
+// Writes behind the LDS, or behind one of its arrays where the next page begins a few bytes later.
+static void check_lds(const Launch& launch) {
+    if (!block.places) {
+        for (unsigned i = 0; i < LDS_GUARD; ++i)
+            if (block.lds[launch.lds_bytes + i] != 0xff) return overrun(LDS_OVERRUN, i, 0);
+        return;
+    }
+    for (unsigned i = 0; i < hk_lds_count; ++i)
+        for (unsigned byte = hk_lds[i].bytes; byte < block.places[i].to; ++byte)
+            if (block.places[i].at[byte] != unwritten(launch, hk_lds[i], byte))
+                return overrun(LDS_ARRAY_OVERRUN, byte - hk_lds[i].bytes, i);
+}
+
 static void run_block(const Launch& launch, const Arena& arena, unsigned long long linear) {
     block.index[0] = (unsigned)(linear % launch.grid[0]);
     block.index[1] = (unsigned)(linear / launch.grid[0] % launch.grid[1]);
@@ -340,20 +415,20 @@ static void run_block(const Launch& launch, const Arena& arena, unsigned long lo
         __builtin_memset(block.own[t], 0, OWN_CLEARED);
     }
     order_threads(launch, linear);
-    __builtin_memset(block.lds, 0xff, launch.lds_bytes + LDS_GUARD);
+    clear_lds(launch);
     block.current = block.order[0];
+    block.in_kernel = true;
 #if HK_ASM_SWITCH
     hk_switch(&block.home, block.fibers[block.current].sp);
 #else
     if (!_setjmp(block.home)) enter(block.fibers[block.current]);
 #endif
-    for (unsigned i = 0; block.error == OK && i < LDS_GUARD; ++i)
-        if (block.lds[launch.lds_bytes + i] != 0xff) {
-            block.error = LDS_OVERRUN;
-            for (int d = 0; d < 3; ++d) block.report.block[d] = block.index[d];
-            block.report.line = (int)i;
-        }
+    block.in_kernel = false;
+    if (block.error == OK) check_lds(launch);
 }
+
+// Makes faults of this OS thread leave the kernel, and takes that back; see faults_host.h.
+static void catch_faults(const Arena& arena, bool on);
 
 }  // namespace hk
 
@@ -369,7 +444,9 @@ HK_API int hk_run(const hk::Launch* launch, void** args, unsigned long long firs
     hk::block.error = hk::OK;
     hk::block.args = args;
     hk::work_in(*arena);
+    if (arena->lds) hk::catch_faults(*arena, true);
     for (unsigned long long b = first; b < last && hk::block.error == hk::OK; ++b) hk::run_block(*launch, *arena, b);
+    if (arena->lds) hk::catch_faults(*arena, false);
     *report = hk::block.report;
     return hk::block.error;
 }

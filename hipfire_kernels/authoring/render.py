@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from hipfire_kernels import layout
 from hipfire_kernels.archs import WAVE, Arch, arch
-from hipfire_kernels.authoring.args import C_TYPES, Arg, Lds, Scalar, Tensor
+from hipfire_kernels.authoring.args import C_TYPES, LDS_TYPES, Arg, Lds, Scalar, Tensor
 from hipfire_kernels.authoring.places import mark, resolve, without
 from hipfire_kernels.authoring.templates import Template
 from hipfire_kernels.errors import RenderError
@@ -21,7 +21,7 @@ _DIALECT_PARTS = {
     "amd": ("dialect_amd.h", "vec.h", "vocabulary_amd.h", "wave.h", "vocabulary.h"),
     "nvidia": ("dialect_nvidia.h", "vec.h", "vocabulary_nvidia.h", "wave.h", "vocabulary.h"),
     "nvidia_arena": ("dialect_nvidia.h", "shared_arena.h", "vec.h", "vocabulary_nvidia.h", "wave.h", "vocabulary.h"),
-    "host": ("dialect_host.h", "vec.h", "vocabulary_host.h", "vocabulary.h"),
+    "host": ("dialect_host.h", "faults_host.h", "vec.h", "vocabulary_host.h", "vocabulary.h"),
 }
 """What a dialect is made of. `wave.h` builds reductions and scans of a wave from a lane exchange; the host has none. A
 kernel with more LDS than the arch lets one declare has it in an arena."""
@@ -93,6 +93,7 @@ def _parts(variant: Renderable, target: Arch) -> str:
 def _context(variant: Renderable, target: Arch) -> dict[str, object]:
     """All a template can name: parameters, what the declaration derives from them, layout constants."""
     params = dict(variant.params)
+    lds_arrays = _lds_arrays(variant, target)
     derived = {"dims_per_lane": params["head_dim"] // WAVE} if "head_dim" in params else {}
     return {
         "WAVE": WAVE,
@@ -108,7 +109,8 @@ def _context(variant: Renderable, target: Arch) -> dict[str, object]:
         "lds_bytes": variant.lds_bytes(target.name),
         "signature": _signature(variant, target),
         "dialect": target.dialect,
-        "lds": SimpleNamespace(**_lds_declarations(variant, target)),
+        "lds": SimpleNamespace(**{one.name: one.declared for one in lds_arrays}),
+        "lds_arrays": lds_arrays,
         "matrix": f"matrix_{target.dialect}.h",
         "args": [_c_type(arg) for arg in variant.args],
         **derived,
@@ -138,14 +140,21 @@ def _signature(variant: Renderable, target: Arch) -> str:
     return "\n".join(mark(f"declaration of {variant.name}", n) + line for n, line in enumerate(text, 1))
 
 
-def _lds_declarations(variant: Renderable, target: Arch) -> dict[str, str]:
-    declarations: dict[str, str] = {}
-    offset = 0
+def _lds_arrays(variant: Renderable, target: Arch) -> list[SimpleNamespace]:
+    """The LDS arrays: what declares each, the bytes ahead of it, those of an element, and those of all."""
+    arrays, offset = [], 0
     for region in variant.lds(target.name):
         macro = "SHARED(" if region.align == 1 else f"SHARED_ALIGNED({region.align}, "
-        declarations[region.name] = f"{macro}{region.ctype}, {region.name}, {region.count}, {offset});"
+        declared = f"{macro}{region.ctype}, {region.name}, {region.count}, {offset});"
+        size = LDS_TYPES[region.ctype]
+        align = max(size, region.align)
+        arrays.append(
+            SimpleNamespace(
+                **{**vars(region), "align": align}, declared=declared, offset=offset, used=size * region.count
+            )
+        )
         offset += region.nbytes
-    return declarations
+    return arrays
 
 
 def _check_limits(variant: Renderable, target: Arch) -> None:

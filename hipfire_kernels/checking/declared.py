@@ -217,8 +217,9 @@ def run(variant: Variant, case: DeclaredCase, device: Device, beside: int = 0xFF
         name: _Placed(device, array, beside ^ 0x5A if tensors(variant)[name].writes else beside)
         for name, array in arrays(variant, case).items()
     }
-    scalars = {name: value for name, value in {**case.extents, **case.scalars}.items() if _given(variant, name)}
-    launch(variant, device, **{name: one.array for name, one in placed.items()}, **scalars)
+    given: dict[str, Any] = {name: one.array for name, one in placed.items()}
+    given |= {name: value for name, value in {**case.extents, **case.scalars}.items() if _given(variant, name)}
+    launch(variant, device, **given)
     fault = ""
     for name, arg in tensors(variant).items():
         if placed[name].changed(inside=not arg.writes):

@@ -107,13 +107,18 @@ def _of(family: KernelFamily) -> Oracle:
 
 
 def check(variant: Variant, case: Any, device: Device) -> Checked:
-    """Run a case of a variant's grid and compare with its oracle.
+    """Run a case of a variant's grid, on the host under the memory check, and compare with its oracle.
 
     Raises:
         DeviceError: a launch failed, or was broken off, say by a deadlock.
         InputError: the case does not fit the variant.
     """
-    return oracle_of(variant).check(variant, case, device)
+    return oracle_of(variant).check(variant, case, device.checking())
+
+
+def hold(variant: Variant, case: Any, device: Device) -> Checked:
+    """Run a drawn case with the invariant that it names, on the host under the memory check. Errors: see `check`."""
+    return oracle_of(variant).hold(variant, case, device.checking())
 
 
 def parity(variant: Variant, device: Device | str = "host", *, quick: bool = False) -> Finding:

@@ -14,7 +14,7 @@ from typing import Any
 
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.building.builder import Artifact
-from hipfire_kernels.checking.oracle import check, oracle_of
+from hipfire_kernels.checking.oracle import oracle_of
 from hipfire_kernels.checking.result import Checked
 from hipfire_kernels.running.binding import kernel
 from hipfire_kernels.running.devices.protocol import Device, Launch
@@ -32,13 +32,14 @@ class Build:
 
 
 def parity(one: Build, cases: Sequence[Any], device: Device) -> list[Checked]:
-    """`parity.check` on each case, with this build.
+    """`oracle.check` on each case, with this build, under the memory check where `device` has one: a build of an older
+    revision may know none.
 
     Raises:
         DeviceError: a launch failed.
     """
     with _caught(one, device, lambda launches, plain: plain(launches)):
-        return [check(one.variant, case, device) for case in cases]
+        return [oracle_of(one.variant).check(one.variant, case, device) for case in cases]
 
 
 def times(sides: Mapping[str, Build], case: Any, device: Device, rounds: int = 15) -> dict[str, Times]:
@@ -64,7 +65,7 @@ def times(sides: Mapping[str, Build], case: Any, device: Device, rounds: int = 1
 
         one = sides[left[0]]
         with _caught(one, device, queue):
-            check(one.variant, case, device)
+            oracle_of(one.variant).check(one.variant, case, device)
 
     with contextlib.suppress(_Timed):
         enter(list(sides))

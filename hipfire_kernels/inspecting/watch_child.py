@@ -98,7 +98,7 @@ class Checker:
 
 def _serve(pipe: Connection) -> None:
     """Answer until the other end is closed."""
-    device = HostDevice()
+    device = HostDevice().checking()
     variants = {v.entry: v for family in families().values() for v in family.variants()}
     while True:
         try:

@@ -19,7 +19,7 @@ from hipfire_kernels.building.builder import build
 from hipfire_kernels.errors import InputError
 from hipfire_kernels.running import devices
 from hipfire_kernels.running.arguments import real, whole
-from hipfire_kernels.running.devices.protocol import Device, KernelArgs, Launch, View
+from hipfire_kernels.running.devices.protocol import DTYPES, Argument, Device, KernelArgs, Launch, View
 from hipfire_kernels.running.scalars import CTYPES, INTEGERS, in_words
 
 MOST_BLOCKS = (2**31 - 1, 65_535, 65_535)
@@ -78,7 +78,17 @@ def bind(variant: Variant, views: Mapping[str, View], **scalars: Any) -> BoundLa
     }
     for arg in tensors:
         check_aligned(variant.name, arg.name, views[arg.name], arg.align)
-    return BoundLaunch(variant, KernelArgs(list(slots.values())), slots, SimpleNamespace(**known))
+    args = KernelArgs(list(slots.values()), _arrays(variant, views))
+    return BoundLaunch(variant, args, slots, SimpleNamespace(**known))
+
+
+def _arrays(variant: Variant, views: Mapping[str, View]) -> tuple[Argument, ...]:
+    """What a device is told of the arrays."""
+    return tuple(
+        Argument(slot, x.name, x.dtype, views[x.name].shape, x.writes, max(x.align, DTYPES[x.dtype].itemsize))
+        for slot, x in enumerate(variant.args)
+        if isinstance(x, Tensor)
+    )
 
 
 def check_aligned(needed_by: str, name: str, view: View, align: int) -> None:
@@ -191,20 +201,25 @@ class _Swapped(NamedTuple):
         return cls(planned.shape, planned.dtype, written, strictest.align, bound.variant.name, slots)
 
 
-def launch(variant: Variant, device: Device | str, *, stream: Any = None, **values: Any) -> None:
+def launch(variant: Variant, device: Device | str, *, stream: Any = None, checked: bool = False, **values: Any) -> None:
     """Check, build (or take from the cache), load and launch a variant. A grid with no block launches nothing.
 
     Args:
         device: from `device`, or its name.
+        checked: on the host: an access outside of an array is an error that names array, thread and line; see
+            `devices.memory_check`.
         values: an array of the device for each declared tensor, a number for each scalar and extent.
 
     Raises:
         InputError: see `bind`; or a tensor that is written shares memory with another, or the grid has more blocks
-            than a launch can have.
+            than a launch can have; or `checked` on a device that has no such check.
         ToolchainError: the variant cannot be built for the device's arch.
         DeviceError: the launch failed.
+        MemoryFault: a checked launch touches what it must not.
     """
     on = devices.resolve(device)
+    if checked:
+        on = on.checking(required=True)
     run(bound(variant, on, values), on, stream)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.checking import parity
-from hipfire_kernels.checking.oracle import oracle_of
+from hipfire_kernels.checking.oracle import hold
 from hipfire_kernels.checking.result import Finding
 from hipfire_kernels.errors import InputError
 from hipfire_kernels.kernels.arguments import QUANTIZE
@@ -120,7 +120,7 @@ def assert_parity(subject: Variant | Subject, case: Any, on: str = "host") -> No
         case: one that the variant's oracle drew.
     """
     if isinstance(subject, Variant):
-        found = oracle_of(subject).hold(subject, case, device(on))
+        found = hold(subject, case, device(on))
     else:
         found = check(case, subject)
     if not found.ok:

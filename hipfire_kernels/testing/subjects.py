@@ -136,10 +136,10 @@ class _Output:
 
 
 class VariantSubject:
-    """A variant on a device, with poison around its arrays."""
+    """A variant on a device, on the host under the memory check, with poison around its arrays."""
 
     def __init__(self, variant: Variant, device: Device) -> None:
-        self.variant, self.device = variant, device
+        self.variant, self.device = variant, device.checking()
         self.name = variant.name
         self.tolerance = variant.tolerance.worst_row
         self.largest = largest_of(variant)
@@ -225,7 +225,7 @@ class _Call:
         covered = request.ctx if how.covered is None else how.covered
         known = {"scale": request.factor, "ctx": covered, "live_tiles": tiles(covered)}
         known |= {"first_row": 0, "batch": len(request.q), **arrays, "out": self._out.array}
-        values = {name: value for name, value in known.items() if name in names}
+        values: dict[str, Any] = {name: value for name, value in known.items() if name in names}
 
         def launched(stream: Any) -> None:
             launch(variant, self._device, stream=stream, **values)

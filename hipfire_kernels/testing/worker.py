@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hipfire_kernels.building.processes import cpu_limit
-from hipfire_kernels.checking.oracle import oracle_of
+from hipfire_kernels.checking.oracle import hold
 from hipfire_kernels.errors import DeviceError, HipfireError, ToolchainUnavailable
 from hipfire_kernels.running.devices.gpu import GpuDevice
 from hipfire_kernels.running.preparing import prepare
@@ -37,11 +37,11 @@ def answer(case: Any, on: Any, limit_s: float, running: Callable[[], None]) -> d
         prepare(variant, on)
         running()
         with cpu_limit(limit_s):
-            result = oracle_of(variant).hold(variant, case, on)
+            result = hold(variant, case, on)
     except ToolchainUnavailable as error:
         return {"refused": str(error)}
     except DeviceError as error:
-        return {**found, "fault": f"{type(error).__name__}: {error}", "broken": True}
+        return {**found, "fault": f"{type(error).__name__}: {error}", "broken": isinstance(on, GpuDevice)}
     except Exception as error:  # a legal case that is refused, or that a library trips over, is a fault like any other
         return {**found, "fault": f"raises {type(error).__name__}: {error}"}
     return {**found, "error": result.error, "limit": result.limit, "fault": result.fault}

@@ -23,13 +23,14 @@ from hipfire_kernels.building.toolchains._process import refusal, run
 
 _OPTIONS = (
     "-O3",
-    "-g0",  # the wheel's compiler would add five times the code in debug information
+    "-gline-tables-only",  # a fault names its line; more would be five times the code
     # x86 compilers take it by one name, the others by the other.
     "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native",
     "-std=c++20",
     "-ffp-contract=off",  # kernels that do the same arithmetic must give the same bits, here and on the GPU
     "-fno-math-errno",
     "-fstack-clash-protection",  # an array larger than a guard page must not step over the one at a stack's end
+    "-fno-optimize-sibling-calls",  # a fault in a function that is called last is one of the caller's line
     "-fno-exceptions",
     "-fno-rtti",
     "-fPIC",

@@ -7,15 +7,11 @@ otherwise write over another thread's stack. Such a page costs the process two o
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import mmap
-import os
 import threading
-from typing import Any
+
+from hipfire_kernels.running.devices.pages import PAGE, Pages, rounded
 
 STACK_BYTES = 64 * 1024
-_NO_ACCESS = 0  # PROT_NONE, for which mmap has no name
 
 _own = threading.local()
 
@@ -33,16 +29,27 @@ class Arena:
     """
 
     def __init__(self, threads: int, workspace_bytes: int) -> None:
-        page = mmap.PAGESIZE
         self.threads, self.workspace_bytes = threads, workspace_bytes
-        self.stride = page + STACK_BYTES
-        ahead = -(-workspace_bytes // page) * page
-        self._memory = mmap.mmap(-1, ahead + threads * self.stride, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self.workspace = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        self.stacks = self.workspace + ahead + page
-        for guard in range(self.workspace + ahead, self.workspace + len(self._memory), self.stride):
-            if _libc().mprotect(guard, page, _NO_ACCESS):
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        self.stride = PAGE + STACK_BYTES
+        ahead = rounded(workspace_bytes)
+        self._pages = Pages(ahead + threads * self.stride)
+        self.workspace = self._pages.address
+        self.stacks = self.workspace + ahead + PAGE
+        self._pages.allow(self.workspace, ahead)
+        for thread in range(threads):
+            self._pages.allow(self.stacks + thread * self.stride, STACK_BYTES)
+
+    @property
+    def span(self) -> range:
+        """The addresses of the stacks, with the page in front of each."""
+        return range(self.stacks - PAGE, self.stacks - PAGE + self.threads * self.stride)
+
+    def above(self, address: int) -> range:
+        """The addresses from one on a stack to where that stack begins; none where it is on none."""
+        if address not in self.span:
+            return range(0)
+        thread, offset = divmod(address - self.stacks, self.stride)
+        return range(address, self.stacks + thread * self.stride + STACK_BYTES) if offset < STACK_BYTES else range(0)
 
 
 def arena(threads: int, workspace_bytes: int) -> Arena:
@@ -60,10 +67,3 @@ def arena(threads: int, workspace_bytes: int) -> Arena:
     _own.arena = Arena(threads, workspace_bytes)
     made: Arena = _own.arena
     return made
-
-
-@functools.cache
-def _libc() -> Any:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return libc

@@ -71,6 +71,12 @@ class GpuDevice(OfThisProcess):
         """Name, versions and sizes, for reports."""
         return {"device": self.name, "arch": self.reported_arch, **self.driver.describe(self.index)}
 
+    def checking(self, *, required: bool = False) -> GpuDevice:
+        """See `Device.checking`. There is none on a GPU."""
+        if required:
+            raise InputError(f"a checked launch on {self.name}; the memory check is one of the host device")
+        return self
+
     # -- arrays --
 
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike) -> DeviceArray:

@@ -7,11 +7,13 @@ kernel computes does not depend on how blocks are spread.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import itertools
 import math
 import os
 import tempfile
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -23,14 +25,13 @@ import numpy as np
 import numpy.typing as npt
 
 from hipfire_kernels.archs import arch
-from hipfire_kernels.authoring.places import Place, Places
-from hipfire_kernels.building import scratch
+from hipfire_kernels.authoring.places import NOWHERE, Place, Places
+from hipfire_kernels.building import lines, scratch
 from hipfire_kernels.building.toolchains import sanitized
 from hipfire_kernels.errors import DeadlockError, DeviceError, InputError, UndefinedBehaviour
-from hipfire_kernels.running.devices import dlpack, memory
+from hipfire_kernels.running.devices import dlpack, guarded, memory, memory_check
 from hipfire_kernels.running.devices.arena import STACK_BYTES, arena
 from hipfire_kernels.running.devices.protocol import (
-    KernelArgs,
     Launch,
     OfThisProcess,
     View,
@@ -43,13 +44,35 @@ if TYPE_CHECKING:
     from hipfire_kernels.building.builder import Artifact
 
 _CDEF = """
-typedef struct { unsigned grid[3], threads, lds_bytes, permute; unsigned long long seed; } hk_launch;
-typedef struct { void* workspace; char* stacks; unsigned long stack_bytes, stack_stride; } hk_arena;
-typedef struct { unsigned block[3], thread; int line, other_line; const char *file, *other_file; } hk_report;
+typedef struct {
+    unsigned grid[3], threads, lds_bytes, permute;
+    unsigned long long seed;
+    unsigned lds_changed;
+    unsigned char fill, other;
+} hk_launch;
+typedef struct { const char *name, *type; unsigned offset, count, bytes; } hk_lds_array;
+typedef struct { unsigned char* at; unsigned from, to; } hk_lds_place;
+typedef struct {
+    void* workspace;
+    char* stacks;
+    unsigned long stack_bytes, stack_stride;
+    const hk_lds_place* lds;
+} hk_arena;
+typedef struct {
+    unsigned block[3], thread;
+    int line, other_line;
+    const char *file, *other_file;
+    int signal, code, write;
+    unsigned long address, instruction, stack;
+} hk_report;
 extern unsigned long hk_workspace_bytes;
+extern hk_lds_array hk_lds[];
+extern unsigned hk_lds_count;
+void hk_handle_faults(int on);
 int hk_run(const hk_launch*, void**, unsigned long long first, unsigned long long last, const hk_arena*, hk_report*);
 """
 _NO_ARENA, _WAVE_LINES, _BARRIER_LINES, _DEADLOCK, _LDS_OVERRUN = -1, 1, 2, 3, 4  # the first is not hk_run's
+_LDS_ARRAY_OVERRUN, _FAULT = 5, 6
 _LANES_DIFFER, _MISALIGNED = 20, 21
 
 
@@ -98,6 +121,41 @@ class HostKernel:
     shared_object: Any
     workspace_bytes: int
 
+    @functools.cached_property
+    def lds(self) -> tuple[guarded.LdsArray, ...]:
+        """Its LDS arrays.
+
+        Raises:
+            DeviceError: its runtime cannot leave a launch that faults: it switches fibers by the C library's means, or
+                is that of an older revision.
+        """
+        try:
+            _ = self.shared_object.hk_handle_faults
+            count = self.shared_object.hk_lds_count
+        except (AttributeError, KeyError):
+            raise DeviceError(
+                f"{self.artifact.entry} cannot be checked: its host runtime does not leave a launch that faults; "
+                "render it with the templates of this version, without HK_PORTABLE_SWITCH"
+            ) from None
+        found = (self.shared_object.hk_lds[i] for i in range(count))
+        return tuple(guarded.LdsArray(_text(x.name), _text(x.type), x.offset, x.count, x.bytes) for x in found)
+
+    def frames(self, instruction: int, stack: range) -> tuple[Place, ...]:
+        """The lines of an instruction, inside out.
+
+        Args:
+            instruction: its address. One that is not the kernel's is of a function that it has called: then it is the
+                first address on the stack that may be where that returns to.
+            stack: what may be read of it, from its top on.
+        """
+        code = self.artifact.code
+        start = int(_FFI.cast("uintptr_t", self.shared_object.hk_run)) - lines.symbol(code, "hk_run")
+        own = lines.text(code)
+        if instruction - start in own:
+            return lines.frames(code, instruction - start)
+        words = (ctypes.c_uint64 * (len(stack) // 8)).from_address(stack.start) if stack else ()
+        return next((lines.frames(code, word - start - 1) for word in words if word - start in own), ())
+
 
 class HostDevice(OfThisProcess):
     """The CPU.
@@ -106,13 +164,19 @@ class HostDevice(OfThisProcess):
         thread_order: None runs the threads of a block in index order. A seed permutes them between switch points:
             a result that changes with the seed is a race.
         sanitizer: `undefined` or `address`: run kernels compiled with its checks; see `toolchains.sanitized`.
+        checked: put every launch under the check of `memory_check`.
+
+    Raises:
+        InputError: `checked`, and this machine has no such check.
     """
 
     multiprocessors = 8  # whatever the cores: on another machine a call must not come out with other bits
     capturing = False
     send_instead = "send its name, and call hipfire_kernels.device(name) there"
 
-    def __init__(self, thread_order: int | None = None, sanitizer: str | None = None) -> None:
+    def __init__(self, thread_order: int | None = None, sanitizer: str | None = None, *, checked: bool = False) -> None:
+        if checked and (why := memory_check.unsupported()):
+            raise InputError(why)
         self.arch = arch("host")
         self.name = "host" if sanitizer is None else f"host+{sanitizer}"
         self.toolchain: str | None = None if sanitizer is None else self.name
@@ -120,13 +184,36 @@ class HostDevice(OfThisProcess):
         self._kept: list[contextlib.ExitStack] = []
         if sanitizer == sanitized.ADDRESS:
             sanitized.require_loaded(self.arch)
-        self.thread_order = thread_order
+        self.thread_order, self.checked = thread_order, checked
         self.memory_bytes = memory.total()
         self._loaded: dict[str, HostKernel] = {}
 
     def __repr__(self) -> str:
         order = "" if self.thread_order is None else f" thread_order={self.thread_order}"
         return f"<HostDevice {self.name}{order}>"
+
+    @functools.cached_property
+    def _twin(self) -> HostDevice:
+        twin = HostDevice(self.thread_order, checked=True)
+        twin._loaded = self._loaded
+        return twin
+
+    def checking(self, *, required: bool = False) -> HostDevice:
+        """See `Device.checking`. Kernels under a sanitizer have that one's checks, and not this one."""
+        if self.checked:
+            return self
+        if self._sanitizer is not None:
+            why = f"a checked launch on {self.name}; kernels under a sanitizer have its checks alone"
+        else:
+            why = memory_check.unsupported()
+        if why and required:
+            raise InputError(why)
+        if why and self._sanitizer is None:
+            warnings.warn(f"kernels run without the memory check: {why}", RuntimeWarning, stacklevel=2)
+        if why:
+            return self
+        self._twin.thread_order = self.thread_order
+        return self._twin
 
     def view(self, name: str, array: Any) -> View:
         """See `Device.view`."""
@@ -201,14 +288,24 @@ class HostDevice(OfThisProcess):
 
     def _launch(self, one: Launch) -> None:
         kernel: HostKernel = one.kernel
-        launch = self._describe(kernel, one.grid, one.threads)
         total = one.grid[0] * one.grid[1] * one.grid[2]
         parts = min(total, 4 * _WORKERS) if _WORKERS > 1 else min(total, 1)
-        edges = [total * i // parts for i in range(parts + 1)] if parts else []
-        run = functools.partial(_run, kernel, launch, one.args)
+        stretches = list(itertools.pairwise([total * i // parts for i in range(parts + 1)] if parts else []))
+        if not self.checked or not stretches:
+            self._spread(one, [memory_check.Part(one.args, (blocks,)) for blocks in stretches])
+            return
+        check = memory_check.Check(one, kernel.artifact.entry, kernel.lds, functools.partial(self._spread, one))
+        with memory_check.handled(kernel.shared_object):
+            check(stretches)
+
+    def _spread(self, one: Launch, parts: Sequence[memory_check.Part]) -> None:
+        """Run parts of a launch on the threads of the pool, and raise the first failure by their order."""
+        kernel: HostKernel = one.kernel
         futures: list[Future[Failure | None]] = []
         try:
-            futures.extend(_POOL.submit(run, first, last) for first, last in itertools.pairwise(edges))
+            for part in parts:
+                launch = self._describe(kernel, one, part.under)
+                futures.append(_POOL.submit(_run, kernel, launch, one.threads, part))
             failures = [future.result() for future in futures]
         except BaseException:  # interrupted: no block may run on with arguments that are gone
             wait(futures)
@@ -217,15 +314,18 @@ class HostDevice(OfThisProcess):
             if failure is not None:
                 raise failure.exception(kernel.artifact)
 
-    def _describe(self, kernel: HostKernel, grid: tuple[int, int, int], block: int) -> Any:
+    def _describe(self, kernel: HostKernel, one: Launch, under: guarded.Under | None) -> Any:
         return _FFI.new(
             "hk_launch*",
             {
-                "grid": grid,
-                "threads": block,
+                "grid": one.grid,
+                "threads": one.threads,
                 "lds_bytes": kernel.artifact.resources.lds_bytes,
                 "permute": self.thread_order is not None,
                 "seed": self.thread_order or 0,
+                "lds_changed": 0 if under is None else under.changed,
+                "fill": guarded.FILL,
+                "other": guarded.OTHER,
             },
         )
 
@@ -242,13 +342,20 @@ def _loaded(artifact: Artifact, shared_object: Any) -> HostKernel:
 
 @dataclass(frozen=True)
 class Failure:
-    """What the fiber runtime reported: a code, the block and thread, and the source lines concerned."""
+    """What the fiber runtime reported: a code, the block and thread, and the source lines concerned.
+
+    Attributes:
+        fault: what the processor refused, in words, and the array concerned.
+        frames: the lines of the instruction, inside out.
+    """
 
     code: int
     block: tuple[int, int, int]
-    thread: int
-    at: Place
-    other: Place
+    thread: int | None
+    at: Place = NOWHERE
+    other: Place = NOWHERE
+    fault: guarded.Said | None = None
+    frames: tuple[Place, ...] = ()
 
     def exception(self, artifact: Artifact) -> DeviceError:
         """The error to raise, with the text of the source lines."""
@@ -259,7 +366,7 @@ class Failure:
             text = places.text(place)
             return f"{place}: {text!r}" if text else "its end"
 
-        at = f"{artifact.entry}, block {self.block}, thread {self.thread}"
+        at = f"{artifact.entry}, block {self.block}" + ("" if self.thread is None else f", thread {self.thread}")
         here, there = quoted(self.at), quoted(self.other)
         if self.code == _NO_ARENA:
             return DeviceError(
@@ -290,30 +397,54 @@ class Failure:
                 f"{at}: the address is not a multiple of {self.other.line} at {here}; declare what it is a multiple "
                 "of, Tensor(align=...), or name a smaller one: load_vec<COUNT, ALIGN>, store_vec<ALIGN>"
             )
+        if self.fault is not None:
+            return self.fault.error(at, self.thread, [quoted(one) for one in self.frames])
         if self.code >= sanitized.FIRST_CODE:
             fault = list(sanitized.FAULTS.values())[self.code - sanitized.FIRST_CODE]
             return UndefinedBehaviour(f"{at}: {fault}, at {here}, column {self.other.line}")
         return DeviceError(f"{at}: the host runtime returned {self.code}")
 
 
-def _run(kernel: HostKernel, launch: Any, args: KernelArgs, first: int, last: int) -> Failure | None:
+def _run(kernel: HostKernel, launch: Any, threads: int, part: memory_check.Part) -> Failure | None:
+    under = part.under
     try:
-        own = arena(launch.threads, kernel.workspace_bytes)
+        own = arena(threads, kernel.workspace_bytes)
+        lds = None if under is None else guarded.lds_pages(kernel.lds)
     except OSError:
-        return Failure(_NO_ARENA, (0, 0, 0), 0, Place(), Place())
+        return Failure(_NO_ARENA, (0, 0, 0), 0, NOWHERE, NOWHERE)
+    places = _FFI.NULL if under is None or lds is None else _FFI.new("hk_lds_place[]", _places(lds, under))
     memory = _FFI.new(
-        "hk_arena*", (_FFI.cast("void*", own.workspace), _FFI.cast("char*", own.stacks), STACK_BYTES, own.stride)
+        "hk_arena*",
+        (_FFI.cast("void*", own.workspace), _FFI.cast("char*", own.stacks), STACK_BYTES, own.stride, places),
     )
     report = _FFI.new("hk_report*")
-    pointers = _FFI.cast("void**", args.address)
-    code = kernel.shared_object.hk_run(launch, pointers, first, last, memory, report)
+    pointers = _FFI.cast("void**", part.args.address)
+    hk_run = kernel.shared_object.hk_run
+    codes = (hk_run(launch, pointers, first, last, memory, report) for first, last in part.stretches)
+    code = next((code for code in codes if code), 0)
     if code == 0:
         return None
     where = (report.block[0], report.block[1], report.block[2])
-    at, other = _place(report.file, report.line), _place(report.other_file, report.other_line)
-    return Failure(code, where, report.thread, at, other)
+    if under is None or lds is None or code not in (_LDS_ARRAY_OVERRUN, _FAULT):
+        at, other = _place(report.file, report.line), _place(report.other_file, report.other_line)
+        return Failure(code, where, report.thread, at, other)
+    if code == _LDS_ARRAY_OVERRUN:
+        return Failure(code, where, None, fault=guarded.overrun(lds.arrays[report.other_line], report.line))
+    fault = guarded.Fault(report.signal, report.code, report.address, bool(report.write))
+    frames = kernel.frames(report.instruction, own.above(report.stack))
+    return Failure(code, where, report.thread, fault=fault.said(under, lds, own.span), frames=frames)
+
+
+def _places(lds: guarded.LdsPages, under: guarded.Under) -> list[Any]:
+    """One more than there are: the runtime is told of the check by an address that is not null."""
+    return [(_FFI.cast("unsigned char*", at), first, last) for at, first, last in (*lds.places(under), (0, 0, 0))]
 
 
 def _place(file: Any, line: int) -> Place:
     """A line that the runtime names; a kernel of another revision may name no file."""
-    return Place(_FFI.string(file).decode() if file else "", line)
+    return Place(_text(file) if file else "", line)
+
+
+def _text(characters: Any) -> str:
+    text: str = _FFI.string(characters).decode()
+    return text

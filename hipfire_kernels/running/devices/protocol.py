@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
@@ -31,6 +32,26 @@ class View(NamedTuple):
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
+@dataclass(frozen=True)
+class Argument:
+    """An array argument as a launch has it: which of the arguments, and what is declared of it."""
+
+    slot: int
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    writes: bool
+    align: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes from its address on."""
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {list(self.shape)}"
+
+
 class KernelArgs:
     """Kernel arguments in signature order, and the array of pointers to them that every launch API takes.
 
@@ -40,10 +61,21 @@ class KernelArgs:
 
     keeps: Any = None
 
-    def __init__(self, values: list[Any]) -> None:
+    def __init__(self, values: list[Any], arrays: tuple[Argument, ...] | None = None) -> None:
         self.values = values
+        self._arrays = arrays
         self.pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         self.address = ctypes.addressof(self.pointers)
+
+    def described(self) -> tuple[Argument, ...]:
+        """The array arguments.
+
+        Raises:
+            InputError: whoever packed the arguments has not said; `binding.bind` does.
+        """
+        if self._arrays is None:
+            raise InputError("these arguments are packed without their declaration; bind them to check their launch")
+        return self._arrays
 
 
 class Launch(NamedTuple):
@@ -96,6 +128,13 @@ class Device(Protocol):
 
     def __hash__(self) -> int:
         """Devices are equal where they are the same object."""
+
+    def checking(self, *, required: bool = False) -> Device:
+        """This device with a memory check around every launch; itself where there is none.
+
+        Raises:
+            InputError: `required`, and there is none; with the reason.
+        """
 
     def view(self, name: str, array: Any) -> View:
         """Address, shape and dtype of an array that lives on this device.
