@@ -67,10 +67,11 @@ static int run(Node* node) {
     void* params[ARGUMENTS];
     for (int i = 0; i < ARGUMENTS; ++i) params[i] = &node->values[i];
     const unsigned threads = node->threads == f->function.threads ? f->function.run_threads : node->threads;
-    const HostLaunch launch = {{node->grid[0], node->grid[1], node->grid[2]}, threads, f->function.lds, 0, 0};
+    const HostLaunch launch = {{node->grid[0], node->grid[1], node->grid[2]}, threads, f->function.lds, 0, 0, 0,
+                               0xff, 0xff};
     const unsigned long stack = 64 * 1024, ahead = (f->function.workspace + 4095) / 4096 * 4096;
     byte* memory = aligned_alloc(4096, ahead + threads * stack);
-    const HostArena arena = {memory, (char*)memory + ahead, stack, stack};
+    const HostArena arena = {memory, (char*)memory + ahead, stack, stack, NULL};
     HostReport report = {0};
     const unsigned long long blocks = (unsigned long long)node->grid[0] * node->grid[1] * node->grid[2];
     const int failed = f->function.run(&launch, params, 0, blocks, &arena, &report);
