@@ -245,6 +245,24 @@ SWITCHES: tuple[Switch, ...] = (
         "Where `hfk qualify` writes evidence, and `hfk tune` its records below it, and where both are looked for.",
         "hipfire_kernels/building/storage.py",
     ),
+    Switch(
+        "HIPFIRE_KERNELS_FAMILIES",
+        None,
+        str,
+        "none",
+        "modules or .py files, separated by commas",
+        "Kernel families of your own, known by name beside the library's; `hfk --families` sets it for what it starts.",
+        "hipfire_kernels/authoring/registry.py",
+    ),
+    Switch(
+        "HIPFIRE_KERNELS_BUNDLE",
+        None,
+        str,
+        "none",
+        "a folder that `hfk bundle` wrote",
+        "Kernels built ahead: a build of exactly their source is served from there, without a compiler.",
+        "hipfire_kernels/building/bundle.py",
+    ),
 )
 """Every variable that the library honours."""
 

@@ -22,7 +22,8 @@ from test_evidence import record as measured_record
 from test_graph import Card
 
 import hipfire_kernels as hk
-from hipfire_kernels.building import storage
+from hipfire_kernels.authoring.registry import Registry
+from hipfire_kernels.building import bundle, storage
 from hipfire_kernels.checking.parity import Case, inputs
 from hipfire_kernels.dispatch import AttendRequest, VerifyGraph, admit, evidence, plan, policy
 from hipfire_kernels.dispatch.record import SCHEMA, Crossover, load
@@ -257,6 +258,21 @@ def _cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def _evidence_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HIPFIRE_EVIDENCE_DIR", str(tmp_path))
     assert storage.evidence_root() == tmp_path
+
+
+@of("HIPFIRE_KERNELS_FAMILIES")
+def _families(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HIPFIRE_KERNELS_FAMILIES", str(tmp_path / "none.py"))
+    with pytest.raises(InputError, match="there is no such file"):
+        list(Registry())
+
+
+@of("HIPFIRE_KERNELS_BUNDLE")
+def _bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HIPFIRE_KERNELS_BUNDLE", str(tmp_path))
+    monkeypatch.setattr(bundle, "_used", [])
+    with pytest.raises(InputError, match=f"bundle {tmp_path}: manifest.json cannot be read"):
+        bundle.current()
 
 
 # ---- none widens ------------------------------------------------------------
