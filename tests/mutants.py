@@ -62,6 +62,8 @@ MERGE = {"head_dim": 128, "bound": "splits"}
 SLIDE = {"head_dim": 128, "sliding": True}
 F32KV = {"head_dim": 128, "kv": "f32", "sliding": True}
 F16KV = {"head_dim": 128, "kv": "f16", "sliding": False}
+SLIDING_F16KV = {"head_dim": 128, "kv": "f16", "sliding": True}
+BRANCHES = {"head_dim": 128, "mask": "tree"}
 
 MUTANTS = [
     Mutant("bound one short", TILE_BATCHED, TILE, f"{TILE_BATCHED}.hip.j2", "positions[row] + 1", "positions[row]"),
@@ -85,7 +87,7 @@ MUTANTS = [
     Mutant("maximum of one lane only", ROWS, R8, "tile_softmax.h.j2", "m[r] = wave_max(m[r]);", "m[r] = m[r];"),
     Mutant("sum of one lane only", ROWS, R8, "tile_softmax.h.j2", "sum[r] = wave_sum(sum[r]);", "sum[r] = sum[r];"),
     Mutant("reducer skips the last tile", REDUCE, {"head_dim": 128, "bound": "causal"}, f"{REDUCE}.hip.j2", "(bound + {{ TILE - 1 }}) / {{ TILE }}", "bound / {{ TILE }}"),
-    Mutant("reducer reads records of no key", REDUCE, {"head_dim": 128, "bound": "causal"}, f"{REDUCE}.hip.j2", "fma_f32(tile_sum > 0.0f ? value : 0.0f, weight", "fma_f32(value, weight"),
+    Mutant("reducer reads records of no key", REDUCE, {"head_dim": 128, "bound": "causal"}, f"{REDUCE}.hip.j2", "fma_f32(sees ? value : 0.0f, weight", "fma_f32(value, weight"),
     Mutant("reducer forgets to divide", REDUCE, {"head_dim": 128, "bound": "causal"}, f"{REDUCE}.hip.j2", "value / total : covered", "value : covered"),
     Mutant("barrier before the waves' sums missing", REDUCE, {"head_dim": 128, "bound": "causal"}, f"{REDUCE}.hip.j2", "    block_sync();\n", ""),
     Mutant("split skips a step", GQA, SPLIT, f"{GQA}.hip.j2", "tile += splits) {", "tile += splits + 1) {"),
@@ -94,7 +96,7 @@ MUTANTS = [
     Mutant("out not rescaled", GQA, SPLIT, f"{GQA}.hip.j2", "acc[c][i] *= rescale;", "acc[c][i] *= 1.0f;"),
     Mutant("sum not rescaled", GQA, SPLIT, f"{GQA}.hip.j2", "fma_f32(state_in[OWN + c], rescale,", "fma_f32(state_in[OWN + c], 1.0f,"),
     Mutant("barrier before the scores missing", GQA, SPLIT, f"{GQA}.hip.j2", "        block_sync();  // the queries have been read\n", ""),
-    Mutant("barrier of the value slabs missing", GQA, SPLIT, f"{GQA}.hip.j2", "ragged);\n            block_sync();", "ragged);"),
+    Mutant("barrier of the value slabs missing", GQA, SPLIT, f"{GQA}.hip.j2", "value_dim / 4);\n            block_sync();", "value_dim / 4);"),
     Mutant("all rows see what the longest sees, in splits", GQA, SPLIT, f"{GQA}.hip.j2", "positions[first_row + group_row + column_row] + 1 - begin", "bound - begin"),
     Mutant("rows and heads of a column swapped", GQA, SPLIT, f"{GQA}.hip.j2", "row = at % ROWS, head = at / ROWS;", "row = at / GROUP, head = at % GROUP;"),
     Mutant("the group of the first rows only", GQA, SPLIT, grid=lambda v, s: (s.splits, s.n_kv_heads, 1)),
@@ -121,14 +123,14 @@ MUTANTS = [
     Mutant("queries and weights lose their second term", MMA, TWO_TERMS, MMA_BODY, "mma(c, a[0], b[TERMS - 1]);", ""),
     Mutant("keys and values lose their second term", MMA, TWO_TERMS, MMA_BODY, "mma(c, a[TERMS - 1], b[0]);", ""),
     Mutant("last split not launched", MMA, COLUMNS40, grid=lambda v, s: (s.splits - 1 or 1, s.n_kv_heads, -(-s.batch // v.rows))),
-    Mutant("reducer reads a split without a key", REDUCE, MERGE, f"{REDUCE}.hip.j2", "x = w != 0.0f ? values[split * RECORD] : 0.0f", "x = values[split * RECORD]"),
+    Mutant("reducer reads a split without a key", REDUCE, MERGE, f"{REDUCE}.hip.j2", "x = w >= 0.0f ? values[split * RECORD] : 0.0f", "x = values[split * RECORD]"),
     Mutant("reducer leaves out the last split", REDUCE, MERGE, f"{REDUCE}.hip.j2", "split < splits; split += WAVES", "split < splits - 1; split += WAVES"),
     Mutant("codes for 128 steps", KV_WRITE, {"pair": True}, f"{KV_WRITE}.hip.j2", "? 127.0f / amax", "? 128.0f / amax"),
     Mutant("V written over K", KV_WRITE, {"pair": True}, f"{KV_WRITE}.hip.j2", "write_block(v[from], v_cache + to)", "write_block(v[from], k_cache + to)"),
     Mutant("running sum not rescaled", DFLASH, SLIDE, f"{DFLASH}.hip.j2", "before = sum.total * rescale", "before = sum.total"),
     Mutant("barrier after the weights missing", DFLASH, SLIDE, f"{DFLASH}.hip.j2", "        m = top;\n        block_sync();", "        m = top;"),
     Mutant("draft window one wide", DFLASH, SLIDE, f"{DFLASH}.hip.j2", "position - window + 1 > 0 ? position - window + 1", "position - window > 0 ? position - window"),
-    Mutant("prefill sees one key more", PREFILL, {"head_dim": 128}, f"{PREFILL}.hip.j2", "row < live ? positions[row0 + row] + 1 : 0", "row < live ? positions[row0 + row] + 2 : 0"),
+    Mutant("prefill sees one key more", PREFILL, {"head_dim": 128}, f"{PREFILL}.hip.j2", "< ctx ? positions[row0 + row] + 1 :", "< ctx ? positions[row0 + row] + 2 :"),
     Mutant("prefill takes a tile for whole that is not", PREFILL, {"head_dim": 128}, f"{PREFILL}.hip.j2", "first + KEYS <= least", "first + KEYS <= most"),
     Mutant("prefill scale of the neighbouring key", PREFILL, {"head_dim": 128}, f"{PREFILL}.hip.j2", "place(slot_col(s, lane()))", "place(slot_col(s, lane()) ^ 1)"),
     Mutant("prefill output not rescaled", PREFILL, {"head_dim": 128}, f"{PREFILL}.hip.j2", "factor[r] = unit[r] * rescale[r];", "factor[r] = unit[r];"),
@@ -147,6 +149,33 @@ MUTANTS = [
     Mutant("reducer told of one split fewer", MMA, COLUMNS40, old='"ctx": covered', new='"ctx": covered, "splits": self.partials.shape[2] - 1', function=attention.SplitPlan._extents),
     Mutant("a draft forgets that it is causal", DFLASH, SLIDE, old="int(causal)", new="0", function=draft.draft_launches),
     Mutant("only the first row of a draft is merged", N64, F16KV, old="batch=rows", new="batch=1", function=draft.draft_launches),
+    # What is no number must stay none.
+    Mutant("a score of -inf drops its key", TILE_BATCHED, TILE, "tile_softmax.h.j2", "e = or_nan(e, s);", "e = e;"),
+    Mutant("a sum that is NaN is that of no key", REDUCE, {"head_dim": 128, "bound": "causal"}, f"{REDUCE}.hip.j2", "sees = tile_sum != 0.0f", "sees = tile_sum > 0.0f"),
+    Mutant("a split of weight zero is not read", REDUCE, MERGE, f"{REDUCE}.hip.j2", "w >= 0.0f ?", "w > 0.0f ?"),
+    Mutant("a tree row passes over V of small weights", TILE_BATCHED, BRANCHES, f"{TILE_BATCHED}.hip.j2", "if (__builtin_bit_cast(unsigned, scores[key]) == 0x80000000u)", "if (scores[key] == 0.0f)"),
+    Mutant("a score of -inf drops its key, in splits", GQA, SPLIT, "softmax.h", "return fma_f32(score, 0.0f, e);", "return score < e ? e : e;"),
+    Mutant("a spoilt value of a ragged step is zero", GQA, SPLIT, f"{GQA}.hip.j2", "ragged && b < BLOCKS", "!ragged && b < 0"),
+    Mutant("a score of -inf drops its key, in verify_mma", MMA, COLUMNS40, "softmax.h", "return fma_f32(score, 0.0f, e);", "return score < e ? e : e;"),
+    Mutant("a score of -inf drops its key, in rows of matrices", PREFILL, {"head_dim": 128}, "matrix_softmax.h", "or_nan(exp2_f32(s[b].x[i] - top[r]), s[b].x[i])", "exp2_f32(s[b].x[i] - top[r])"),
+    Mutant("prefill takes a spoilt value for zero", PREFILL, {"head_dim": 128}, f"{PREFILL}.hip.j2", "turned.x[i] += spoil[fragment::acct_col(i, lane())];", "turned.x[i] += 0.0f;"),
+    Mutant("a draft takes a NaN sum for that of no key", DFLASH, SLIDE, f"{DFLASH}.hip.j2", "sum.total != 0.0f ?", "sum.total > 0.0f ?"),
+    Mutant("a draft's score of -inf drops its key", DFLASH, SLIDE, f"{DFLASH}.hip.j2", "or_nan(exp_f32(scores[key] - top) * unit, scores[key])", "exp_f32(scores[key] - top) * unit"),
+    Mutant("a ragged step's V that is no number is zero to all", M16, F32KV, "draft_wave.h.j2", "if (any_lane(found) != 0)", "if (any_lane(found) > 1)"),
+    Mutant("a ragged tile's V that is no number is zero to all", N64, SLIDING_F16KV, f"{N64}.hip.j2", "if (found) *anywhere = 1;", ""),
+    Mutant("NaN is written as a number", KV_WRITE, {"pair": True}, f"{KV_WRITE}.hip.j2", " + wave_sum(x * 0.0f)", ""),
+    # What is a number must stay one.
+    Mutant("K of a hidden key counts", TILE_BATCHED, BRANCHES, f"{TILE_BATCHED}.hip.j2", "s = bias == MASKED ? MASKED : or_nan(s + bias, s + bias)", "s = s + bias"),
+    Mutant("scores start at -1e30", TILE_BATCHED, TILE, "softmax.h", "LOWEST = -3.402823466e+38f", "LOWEST = -1e30f"),
+    Mutant("products with codes overflow", TILE_BATCHED, TILE, "softmax.h", "SMALLER = 1.0f / 65536.0f, LARGER = 65536.0f", "SMALLER = 1.0f, LARGER = 1.0f"),
+    Mutant("products with keys overflow", GQA, SPLIT, "softmax.h", "SMALLER = 1.0f / 65536.0f, LARGER = 65536.0f", "SMALLER = 1.0f, LARGER = 1.0f"),
+    Mutant("sums of large V overflow", DFLASH, SLIDE, f"{DFLASH}.hip.j2", "- power_of_keys) * 0.25f", "- power_of_keys) * 65536.0f"),
+    Mutant("a value that is NaN reaches those who do not see it, in splits", GQA, SPLIT, f"{GQA}.hip.j2", "ragged && stored - stored != 0.0f ? 0.0f", "ragged && stored - stored > 0.0f ? 0.0f"),
+    Mutant("a value that is NaN reaches those who do not see it, in prefill", PREFILL, {"head_dim": 128}, f"{PREFILL}.hip.j2", "spoils == 0.0f ? stored : 0.0f", "stored"),
+    Mutant("a value that is NaN reaches those who do not see it, in a step", M16, F32KV, "draft_wave.h.j2", "(low ? 0 : 0xffffu) | (high ? 0 : 0xffff0000u)", "0xffffffffu"),
+    Mutant("a value that is NaN reaches those who do not see it, in a tile", N64, SLIDING_F16KV, f"{N64}.hip.j2", "if (!whole) found |= clean_tile(second);", ""),
+    Mutant("a value that is NaN reaches those who do not see it, in two terms", N64, F32KV, f"{N64}.hip.j2", "if (clean && beyond_f16(high))", "if (clean && !clean)"),
+    Mutant("a block of large values is written as NaN", KV_WRITE, {"pair": False}, f"{KV_WRITE}.hip.j2", "amax == amax ?", "amax < 1e3f ?"),
 ]  # fmt: skip
 
 

@@ -42,7 +42,7 @@ def misfits(got: Array, want: Array, excused: Array | None = None) -> Array:
         bool [..., dims].
     """
     number, exact = np.isfinite(got), np.isfinite(want)
-    owed = exact.all(axis=-1)
+    owed: Array = np.all(exact, axis=-1)
     if excused is not None:
         owed = owed & ~excused
     return (number & ~exact) | (~number & owed[..., None])
@@ -119,14 +119,15 @@ def excused(
     Returns:
         bool [rows, n_heads].
     """
-    rows, n_heads, _ = q.shape
+    n_heads = q.shape[1]
     k, k_reach = (np.nan_to_num(np.abs(x.astype(np.float64)), posinf=0.0) for x in keys)
     v_reach = np.nan_to_num(np.abs(values.astype(np.float64)), posinf=0.0)
     size = np.nan_to_num(np.abs(q.astype(np.float64)), posinf=0.0)
     group = n_heads // k.shape[1]
     log2e = math.log2(math.e)
-    found = (size * abs(scale) * log2e > largest.get("q", math.inf)).any(axis=-1)
-    large = (k_reach > largest.get("k", math.inf)).any(axis=-1) | (v_reach > largest.get("v", math.inf)).any(axis=-1)
+    found: Array = np.any(size * abs(scale) * log2e > largest.get("q", math.inf), axis=-1)
+    large: Array = np.any(k_reach > largest.get("k", math.inf), axis=-1)
+    large = large | np.any(v_reach > largest.get("v", math.inf), axis=-1)
     shift = 0.0 if bias is None else np.abs(np.where(np.isfinite(bias), bias, 0.0)) * log2e
     for head in range(n_heads):
         sums = size[:, head] @ k[:, head // group].T * (max(abs(scale), LEAST_SCALE) * log2e) + shift

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.checking import reference, spoil
-from hipfire_kernels.checking.numbers import excused, largest_of, misfit, reach, worst_row
+from hipfire_kernels.checking.numbers import F32_MAX, excused, largest_of, misfit, reach, worst_row
 from hipfire_kernels.errors import InputError
 from hipfire_kernels.kernels import families
 from hipfire_kernels.layout import Q8_BLOCK, Q8_MAX, TILE, kv_cache_shape, partials_shape, tiles
@@ -37,7 +37,7 @@ VALUES = {
     "foreign": "raw bytes of another writer: codes -128, scales 0, -0, negative, subnormal",
     "zeros": "all-zero K and V blocks",
     "spoilt": "NaN and infinities in q, K, V and the tree bias, where rows read them",
-    "extreme": "K, and each row of q, of one sign, every other row to 3e36: scores below -1e30, products that overflow",
+    "extreme": "K, and each row of q, of one sign, every other row to 3e38: scores below -1e30, products that overflow",
 }
 """Named contents of a case."""
 
@@ -180,19 +180,20 @@ def inputs(case: Case) -> Inputs:
         start = max(0, start)
     positions = np.maximum(-1, start + np.arange(case.rows)).astype(np.int32)
     visible = start + case.block_cols if case.block_cols else case.ctx
-    caches = [_cache(case, visible, rng) for _ in range(2)]
-    found = Inputs(q, caches[0], caches[1], positions, _tree_bias(case, rng))
+    k_cache, v_cache = (_cache(case, visible, rng) for _ in range(2))
+    found = Inputs(q, k_cache, v_cache, positions, _tree_bias(case, rng))
     if case.values == "spoilt":
-        spoil.call(rng, q, *caches, visible_keys(case, found), found.tree_bias)
+        spoil.call(rng, q, k_cache, v_cache, visible_keys(case, found), found.tree_bias)
     if case.values == "extreme":
         _make_extreme(rng, q)
-        codes = caches[0][:visible, ..., 2:].view(np.int8)
-        codes[...] = np.abs(codes)
+        codes = k_cache[:visible, ..., 2:].view(np.int8)
+        codes[...] = np.maximum(1, np.abs(codes))
     return found
 
 
 def visible_keys(case: Case, i: Inputs) -> Array:
     """bool [rows, keys]: which keys of the cache a row sees."""
+    seen: Array
     key, bounds = np.arange(len(i.k_cache)), i.positions.astype(np.int64)[:, None] + 1
     if i.tree_bias is not None:
         start = int(i.positions[0])
@@ -200,15 +201,17 @@ def visible_keys(case: Case, i: Inputs) -> Array:
         seen[:, start : start + case.block_cols] &= ~np.isneginf(i.tree_bias)
         return seen
     seen = key < bounds
-    return seen & (key >= bounds - case.window) if case.window else seen
+    return seen if not case.window else seen & (key >= bounds - case.window)
 
 
 def _make_extreme(rng: np.random.Generator, q: Array) -> None:
-    """Every other row large, each row of one sign: with K of one sign all its scores are far on one side of 0."""
-    signs = rng.choice(np.array([-1, 1], np.float32), (len(q), 1, 1))
+    """Every other row large, each of one sign: with K of one sign all its scores are far on one side of 0. Those of the
+    first row are too far below for f32; the third row's products with K add up to more than f32 holds, its scores not."""
     sizes = 10.0 ** rng.uniform(28, 36.5, (len(q), 1, 1))
-    sizes[1::2] = 1
-    q[...] = np.abs(q) * signs * sizes.astype(np.float32)
+    sizes[1::2], sizes[0], sizes[2:3] = 1, 10**38.5, 10**36.9
+    signs = rng.choice([-1, 1], (len(q), 1, 1))
+    signs[0] = -1
+    q[...] = np.minimum(np.abs(q) * sizes, F32_MAX) * signs
 
 
 def _cache(case: Case, visible: int, rng: np.random.Generator) -> Array:
@@ -365,8 +368,7 @@ def _check_attend(variant: Variant, case: Case, device: Device) -> Result:
 
 
 def _check_merge(variant: Variant, case: Case, device: Device) -> Result:
-    """Random records; those behind a row's bound, and those with no key, hold NaN. Spoilt ones have a key and a maximum,
-    a sum or an output that is no number."""
+    """Random records; those behind a row's bound, and those with no key, hold NaN. Spoilt ones have a key, and NaN."""
     i = inputs(case)
     rng = np.random.default_rng(case.seed)
     bounds = i.positions.astype(np.int64) + 1
@@ -428,7 +430,8 @@ def _check_quantize(variant: Variant, case: Case, device: Device) -> Result:
     positions = rng.permutation(capacity)[: case.rows].astype(np.int32)
     scale = {"large": 1e4, "zeros": 0.0, "foreign": 1e-7, "extreme": 1e38}.get(case.values, 1.0)
     names = ("k", "v") if variant.pair else ("x",)
-    new = {n: np.float32(scale) * rng.standard_normal((len(positions), case.n_kv_heads, case.head_dim), np.float32) for n in names}
+    shape = (len(positions), case.n_kv_heads, case.head_dim)
+    new = {name: np.float32(scale) * rng.standard_normal(shape, np.float32) for name in names}
     for x in new.values():
         if case.values == "extreme":
             x[::2] *= 1e-32  # within what a block can hold; the others are not

@@ -44,7 +44,7 @@ def _softmax(scores: F64, visible: npt.NDArray[np.bool_], values: F64) -> F64:
     Args:
         scores, visible: [rows, keys]; values: [keys, head_dim].
     """
-    unknown = (visible & ~np.isfinite(scores)).any(axis=1)
+    unknown: npt.NDArray[np.bool_] = np.any(visible & ~np.isfinite(scores), axis=1)
     scores = np.where(visible & ~unknown[:, None], scores, -np.inf)
     top = scores.max(axis=1, keepdims=True, initial=-np.inf)
     weights = np.exp(scores - np.where(np.isneginf(top), 0.0, top))

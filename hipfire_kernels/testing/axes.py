@@ -7,13 +7,13 @@ of its own. Values stand simplest first: that is where a source leans to, and wh
 from __future__ import annotations
 
 import dataclasses
-import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from hipfire_kernels.authoring.family import Tensor, Variant
+from hipfire_kernels.authoring.family import Variant
+from hipfire_kernels.checking.spoil import KINDS
 from hipfire_kernels.kernels.arguments import HEAD_DIMS
 from hipfire_kernels.layout import TILE
 from hipfire_kernels.testing.case import FuzzCase, is_tree, kind_of, variant_of
@@ -59,12 +59,13 @@ AXES: Mapping[str, Axis] = {
     "spare_tiles": Axis("tiles the workspace covers beyond the context", (0, 1, 5)),
     "partials_rows": Axis("rows of one sub-batch", (16, 1, 2, 3, 5, 8)),
     "offset": Axis("steps of the least alignment that each view starts behind its allocation", (0, 1, 2, 3, 5)),
+    "spoilt": Axis(
+        "NaN, or an infinity, where a row reads it",
+        ("", *(f"{where} {kind}" for where in ("q", "k", "v", "bias") for kind in KINDS)),
+    ),
     "stream": Axis("side: a stream of its own, on the host a thread of its own", ("default", "side")),
 }
 """Axis name to its values. A window is drawn around the context, the invariant from those that hold for the oracle."""
-
-BEYOND_F16 = ("huge", "mixed")
-"""Contents of K and V that hold more than the largest f16: not for variants that declare a largest magnitude."""
 
 ALWAYS = ("rows", "tiles", "edge", "n_kv_heads", "group", "queries", "keys", "values")
 BY_KIND: Mapping[str, tuple[str, ...]] = {
@@ -106,12 +107,9 @@ def draw(variant: Variant, source: Source, work: int = WORK) -> FuzzCase:
     """One case of a variant, within `work`."""
     params = dict(variant.params)
 
-    ranged = any(math.isfinite(arg.largest) for arg in variant.args if isinstance(arg, Tensor))
-
     def pick(name: str) -> Any:
         axis = AXES[name]
-        values = tuple(v for v in axis.values if not (ranged and name in ("keys", "values") and v in BEYOND_F16))
-        return source.pick(name, values, small=axis.size)
+        return source.pick(name, axis.values, small=axis.size)
 
     chosen = {name: pick(name) for name in (*ALWAYS, *BY_KIND.get(kind_of(variant), ()))}
     if is_tree(variant):
@@ -125,8 +123,16 @@ def draw(variant: Variant, source: Source, work: int = WORK) -> FuzzCase:
     ctx = chosen["ctx"] = context(chosen.pop("tiles"), chosen.pop("edge"))
     if params.get("mask") == "window" or params.get("sliding"):
         chosen["window"] = source.pick("window", windows(ctx, optional=bool(params.get("sliding"))), small=False)
+    spoils = spoils_of(variant)
+    chosen["spoilt"] = source.pick("spoilt", ("",) * len(spoils) + spoils, small=False)  # every other case is clean
     chosen["invariant"] = source.pick("invariant", ("", *invariants_of(variant)), small=False)
     return FuzzCase(variant.entry, source.seed(), **chosen)
+
+
+def spoils_of(variant: Variant) -> tuple[str, ...]:
+    """What of a call of the variant can be spoilt, besides nothing. Of writes and reducers it is whatever they read."""
+    where = ("q", "k", "v", "bias") if is_tree(variant) else ("q", "k", "v")
+    return tuple(value for value in AXES["spoilt"].values if value.split(" ")[0] in where)
 
 
 def context(tiles: int, edge: int) -> int:

@@ -21,6 +21,7 @@ class FuzzCase:
         variant: entry name. The only thing that has no default.
         ctx: keys the furthest row sees; for a tree those in front of the block.
         group: query heads per KV head.
+        spoilt: what of q, K, V or the tree bias is no number where a row reads it, as in "k nan"; nothing when empty.
         invariant: which exact invariant is checked besides parity; none when empty.
     """
 
@@ -46,6 +47,7 @@ class FuzzCase:
     partials_rows: int = 16
     offset: int = 0
     stream: str = "default"
+    spoilt: str = ""
     invariant: str = ""
 
     @property

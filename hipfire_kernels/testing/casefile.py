@@ -9,7 +9,7 @@ from typing import Any
 
 from hipfire_kernels.errors import InputError
 from hipfire_kernels.kernels.arguments import HEAD_DIMS
-from hipfire_kernels.testing.axes import AXES
+from hipfire_kernels.testing.axes import AXES, spoils_of
 from hipfire_kernels.testing.case import FuzzCase, variant_of
 from hipfire_kernels.testing.invariants import invariants_of
 
@@ -66,7 +66,8 @@ def _check(case: FuzzCase) -> None:
             raise InputError(f"{name} is {value!r}; required: a whole number, at least {least}")
     if isinstance(case.scale, bool) or not isinstance(case.scale, (int, float, type(None))):
         raise InputError(f"scale is {case.scale!r}; required: a number, or nothing for 1 / sqrt(head_dim)")
-    legal = {name: AXES[name].values for name in NAMED} | {"invariant": ("", *invariants_of(variant))}
+    legal = {name: AXES[name].values for name in NAMED}
+    legal |= {"invariant": ("", *invariants_of(variant)), "spoilt": ("", *spoils_of(variant))}
     for name, values in legal.items():
         if getattr(case, name) not in values:
             raise InputError(f"{name} is {getattr(case, name)!r}; required: one of {', '.join(map(repr, values))}")

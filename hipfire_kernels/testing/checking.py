@@ -66,7 +66,7 @@ def check(case: FuzzCase, subject: Subject) -> Finding:
     request = request_of(case)
     how = Arrangement(case.partials_rows, case.spare_tiles, case.offset, case.stream)
     out, fault = subject.start(request, how).result()
-    want = expected(request, subject.tolerance)
+    want = expected(request, subject.tolerance, subject.largest)
     error, wrong = error_of(out, want, subject.tolerance)
     fault, limit = fault or wrong, _limit(case, subject)
     if case.invariant and not fault and error <= limit:
@@ -113,6 +113,8 @@ def plain(case: FuzzCase) -> parity.Case:
     """The part of a case that `parity.Case` can say."""
     named = {"normal": "normal", "zeros": "zeros", "same": "normal"}
     values = "large" if case.queries in ("large", "beyond_f16") else named.get(case.keys, "foreign")
+    values = "extreme" if case.queries in ("vast", "largest") else values
+    values = "spoilt" if case.spoilt else values
     return parity.Case(
         rows=case.rows,
         ctx=case.ctx,

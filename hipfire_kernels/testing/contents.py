@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hipfire_kernels.checking.numbers import F32_MAX
 from hipfire_kernels.layout import Q8_BLOCK
 from hipfire_kernels.q8_0 import quantize_q8_0, random_q8_0
 
@@ -48,6 +49,16 @@ def _huge(rng: Rng, shape: Shape) -> Array:
     return _with_scales(random_q8_0(rng, shape), rng.choice(np.array([65504.0, -65504.0]), shape[:-1]))
 
 
+LARGEST_Q8 = 128 * 65504.0
+"""The largest magnitude that a Q8_0 block can stand for; no writer of our own makes the code -128."""
+
+
+def _largest(rng: Rng, shape: Shape) -> Array:
+    blocks = _huge(rng, shape)
+    blocks[..., 2:] = rng.choice(np.array([0x80, 0x7F, 0x01, 0x00], np.uint8), (*shape[:-1], Q8_BLOCK))
+    return blocks
+
+
 def _minus128(rng: Rng, shape: Shape) -> Array:
     blocks = random_q8_0(rng, shape)
     blocks[..., 2:] = 0x80
@@ -86,6 +97,7 @@ CACHES: Mapping[str, Callable[[Rng, Shape], Array]] = {
     "subnormal": _subnormal,
     "negative": _negative,
     "huge": _huge,
+    "largest": _largest,
     "minus128": _minus128,
     "alternating": _alternating,
     "one_hot": _one_hot,
@@ -136,6 +148,13 @@ def _q_large(rng: Rng, shape: Shape) -> Array:
     return q
 
 
+def _q_vast(rng: Rng, shape: Shape) -> Array:
+    """Each row and head of one sign and one size: with K of one sign, all its scores lie on one side of 1e30."""
+    signs = rng.choice(np.array([-1, 1], np.float32), (*shape[:2], 1))
+    sizes = (10.0 ** rng.uniform(20, 37, (*shape[:2], 1))).astype(np.float32)
+    return np.asarray(np.abs(_q_normal(rng, shape)) * signs * sizes)
+
+
 def _q_one_hot(rng: Rng, shape: Shape) -> Array:
     q = np.zeros(shape, np.float32)
     np.put_along_axis(q, rng.integers(0, shape[2], (*shape[:2], 1)), np.float32(8), axis=2)
@@ -152,12 +171,14 @@ QUERIES: Mapping[str, Callable[[Rng, Shape], Array]] = {
     "zeros": lambda rng, shape: np.zeros(shape, np.float32),
     "large": _q_large,
     "beyond_f16": lambda rng, shape: np.clip(12_000 * _q_normal(rng, shape), -60_000, 60_000),
+    "vast": _q_vast,
+    "largest": lambda rng, shape: np.clip(3e38 * _q_normal(rng, shape).astype(np.float64), -F32_MAX, F32_MAX),
     "tiny": lambda rng, shape: np.float32(1e-20) * _q_normal(rng, shape),
     "one_hot": _q_one_hot,
     "alternating": _q_alternating,
 }
 """Named contents of q. `large`: times 12 in every third row, so that most weights underflow; `beyond_f16`: fits f16
-itself, its products with a key do not."""
+itself, its products with a key do not; `vast` and `largest`: fit f32, their products with codes do not."""
 
 
 def _chain(rng: Rng, rows: int, ctx: int) -> Array:

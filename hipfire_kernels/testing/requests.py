@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hipfire_kernels.checking import spoil
+from hipfire_kernels.checking.numbers import F32_MAX
 from hipfire_kernels.layout import kv_cache_shape
 from hipfire_kernels.q8_0 import dequantize_q8_0
 from hipfire_kernels.testing.case import FuzzCase
-from hipfire_kernels.testing.contents import BIASES, CACHES, POSITIONS, QUERIES, UNSEEN, Rng, ones
+from hipfire_kernels.testing.contents import BIASES, CACHES, LARGEST_Q8, POSITIONS, QUERIES, UNSEEN, Rng, ones
 
 Array = npt.NDArray[Any]
 
@@ -140,15 +142,15 @@ class DraftRequest:
 AnyRequest = Request | DraftRequest
 
 
-def _caches(case: FuzzCase, seen: Array, seen_v: Array, rng: Rng) -> tuple[Array, Array]:
+def _caches(case: FuzzCase, seen: Array, rng: Rng) -> tuple[Array, Array]:
     """K and V with the case's contents where `seen`, and its unseen bytes elsewhere."""
     made = []
-    for contents, live in ((case.keys, seen), (case.values, seen_v)):
-        shape = kv_cache_shape(len(live) + case.slack, case.n_kv_heads, case.head_dim)
+    for contents in (case.keys, case.values):
+        shape = kv_cache_shape(len(seen) + case.slack, case.n_kv_heads, case.head_dim)
         cache = UNSEEN[case.unseen](rng, shape)
-        count = int(live.sum())
+        count = int(seen.sum())
         if count:
-            cache[: len(live)][live] = CACHES[contents](rng, (count, *shape[1:]))
+            cache[: len(seen)][seen] = CACHES[contents](rng, (count, *shape[1:]))
         made.append(cache)
     return made[0], made[1]
 
@@ -164,27 +166,49 @@ def verify_request(case: FuzzCase, *, tree: bool) -> Request:
     else:
         at = POSITIONS[case.positions](rng, case.rows, case.ctx)
     bare = Request(q, np.empty(0), np.empty(0), np.ascontiguousarray(at, np.int32), bias, case.window, case.scale)
-    seen_v = np.asarray(bare.visible().any(axis=0))
-    # A column the tree hides has a score, and -inf added to it: its K must be finite, its V may be anything.
-    seen_k = np.ones_like(seen_v) if tree else seen_v
-    k_cache, v_cache = _caches(case, seen_k, seen_v, rng)
-    return dataclasses.replace(bare, k_cache=k_cache, v_cache=v_cache)
+    k_cache, v_cache = _caches(case, np.asarray(bare.visible().any(axis=0)), rng)
+    made = dataclasses.replace(bare, k_cache=k_cache, v_cache=v_cache)
+    _spoil(case, {"q": q, "k": k_cache, "v": v_cache, "bias": bias}, made.visible())
+    return made
+
+
+def _spoil(case: FuzzCase, arrays: dict[str, Array | None], visible: Array) -> None:
+    """Put what `case.spoilt` says into one to three places of an array that rows read."""
+    if not case.spoilt:
+        return
+    rng = np.random.default_rng([case.seed, 2])
+    where, kind = case.spoilt.split()
+    array = arrays[where]
+    assert array is not None
+    for _ in range(int(rng.integers(1, 4))):
+        if where == "q":
+            spoil.element(rng, array, kind)
+        elif where == "bias":
+            spoil.column(rng, array, kind)
+        else:
+            spoil.head(rng, array, spoil.read_key(rng, visible), int(rng.integers(0, case.n_kv_heads)), kind)
 
 
 def draft_request(case: FuzzCase, *, f16: bool) -> DraftRequest:
     """The tensors of a draft-attention case: `ctx` keys of context, then a block of as many keys as rows.
 
-    K and V are what Q8_0 contents decode to; as f16, what f16 can hold of that.
+    K and V are what Q8_0 contents decode to; as f16, what f16 can hold of that, as f32 `largest` to the end of f32.
     """
     rng = np.random.default_rng(case.seed)
     q = np.asarray(QUERIES[case.queries](rng, (case.rows, case.n_heads, case.head_dim)), np.float32)
     keys = case.ctx + case.rows
     bare = DraftRequest(q, np.empty((keys, 0)), np.empty(0), case.window, case.causal, case.scale)
     seen = np.asarray(bare.visible().any(axis=0))
-    k_cache, v_cache = _caches(dataclasses.replace(case, slack=0), seen, seen, rng)
+    caches = _caches(dataclasses.replace(case, slack=0), seen, rng)
+    k: Array
+    v: Array
     with np.errstate(invalid="ignore"):
-        k, v = dequantize_q8_0(k_cache), dequantize_q8_0(v_cache)
+        k, v = (dequantize_q8_0(cache) for cache in caches)
     if f16:
-        halves = [np.clip(x, -F16_MAX, F16_MAX).astype(np.float16) for x in (k, v)]
-        return dataclasses.replace(bare, k=halves[0], v=halves[1])
+        k, v = (np.clip(x, -F16_MAX, F16_MAX).astype(np.float16) for x in (k, v))
+    else:
+        for x, contents in ((k, case.keys), (v, case.values)):
+            if contents == "largest":
+                x[seen] = np.clip(x[seen] * np.float64(F32_MAX / LARGEST_Q8), -F32_MAX, F32_MAX)
+    _spoil(case, {"q": q, "k": k, "v": v}, bare.visible())
     return dataclasses.replace(bare, k=k, v=v)

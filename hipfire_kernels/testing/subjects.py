@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from hipfire_kernels.authoring.family import Tensor, Variant
 from hipfire_kernels.building.toolchains.sanitized import ADDRESS
+from hipfire_kernels.checking.numbers import largest_of
 from hipfire_kernels.checking.parity import GUARD, STALE, Guarded
 from hipfire_kernels.layout import TILE, tiles
 from hipfire_kernels.running.attention import check_verify, verify_plan, workspace_shape
@@ -59,12 +60,15 @@ class Subject(Protocol):
     Attributes:
         name: for reports.
         tolerance: limit of the worst (row, head).
+        largest: magnitudes of q, k and v above which the rows that read them need not be finite; see `Tensor.largest`.
     """
 
     @property
     def name(self) -> str: ...
     @property
     def tolerance(self) -> float: ...
+    @property
+    def largest(self) -> Mapping[str, float]: ...
     def start(self, request: AnyRequest, how: Arrangement) -> Running:
         """Launch, and return before the result is read."""
 
@@ -84,6 +88,7 @@ class EngineSubject:
     name: str
     adapter: Adapter
     tolerance: float
+    largest: Mapping[str, float] = field(default_factory=dict)
 
     def start(self, request: AnyRequest, how: Arrangement) -> Running:
         """See `Subject.start`. Runs at once."""
@@ -136,6 +141,7 @@ class VariantSubject:
         self.variant, self.device = variant, device
         self.name = variant.name
         self.tolerance = variant.tolerance.worst_row
+        self.largest = largest_of(variant)
 
     def start(self, request: AnyRequest, how: Arrangement) -> Running:
         """See `Subject.start`."""

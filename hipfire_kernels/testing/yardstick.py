@@ -5,19 +5,23 @@ kernel of a precision is further off, relative to the result, than that. To firs
 products that add up to a in magnitude, and every product off by u, the output moves by the sum of
 w expm1(u (a + a_top)) (|v| + |out|) over all keys but the heaviest: an error of its score is none where its weight is
 all there is. Rounding of the weighted sum adds a share of sum w |v|; weights below the smallest number are lost.
+
+What has no exact value, and which rows need not be finite, `checking.numbers` says.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hipfire_kernels.checking import reference
-from hipfire_kernels.checking.numbers import worst_row
+from hipfire_kernels.checking.numbers import F32_MAX, excused, misfit, reach, worst_row
 from hipfire_kernels.testing.requests import DraftRequest, Request
 
 Array = npt.NDArray[Any]
@@ -52,79 +56,95 @@ class Expected:
     Attributes:
         out: float64 [rows, n_heads, head_dim], the oracle's.
         spread: float64 [rows, n_heads], how far inputs of the case may throw off a kernel of the precision.
+        excused: bool [rows, n_heads], which rows need not be finite.
+        lost: float64 [rows, n_heads], what may vanish in weights that are too small. A row that has more is not zero.
     """
 
     out: Array
     spread: Array
+    excused: Array
+    lost: Array
 
 
-def expected(request: Request | DraftRequest, tolerance: float) -> Expected:
-    """The oracle's result of a request, and its spread at a tolerance."""
+NOTHING: Mapping[str, float] = MappingProxyType({})
+
+
+def expected(request: Request | DraftRequest, tolerance: float, largest: Mapping[str, float] = NOTHING) -> Expected:
+    """The oracle's result of a request, and its spread at a tolerance.
+
+    Args:
+        largest: magnitudes of q, k and v above which a row that reads them need not be finite.
+    """
     if isinstance(request, Request):
         r = request
         out = reference.attend(r.q, r.k_cache, r.v_cache, r.positions, r.scale, r.tree_bias, r.window)
-        keys, values = (reference.decode_cache(cache[: r.ctx]) for cache in (r.k_cache, r.v_cache))
+        caches = [cache[: r.ctx] for cache in (r.k_cache, r.v_cache)]
+        keys, values = (reference.decode_cache(cache) for cache in caches)
+        k_reach, v_reach = (reach(cache) for cache in caches)
     else:
         out = reference.draft_attend(request.q, request.k, request.v, request.scale, request.window, request.causal)
         keys, values = request.k.astype(np.float64), request.v.astype(np.float64)
+        k_reach, v_reach = keys, values
     visible = request.visible()
     bias = np.zeros(visible.shape)
     if isinstance(request, Request) and request.tree_bias is not None:
         bias[:, int(request.positions[0]) :] = request.tree_bias
     bias[~visible] = -np.inf
-    spread = np.zeros(out.shape[:2])
+    let = excused(request.q, (keys, k_reach), v_reach, visible, request.factor, bias, largest)
+    let |= np.nan_to_num(abs(out)).max(axis=-1, initial=0.0) * (1 + tolerance) > F32_MAX
+    spread, lost = np.zeros(out.shape[:2]), np.zeros(out.shape[:2])
     if visible.shape[1]:
         group = out.shape[1] // keys.shape[1]
         for kv_head in range(keys.shape[1]):
             heads = slice(kv_head * group, (kv_head + 1) * group)
-            q = request.q[:, heads].astype(np.float64) * request.factor
-            spread[:, heads] = _spread(q, keys[:, kv_head], values[:, kv_head], bias, out[:, heads], tolerance)
-    return Expected(out, spread)
+            q = np.nan_to_num(request.q[:, heads].astype(np.float64), posinf=0.0, neginf=0.0) * request.factor
+            found = _spread(q, keys[:, kv_head], values[:, kv_head], bias, out[:, heads], tolerance)
+            spread[:, heads], lost[:, heads] = found
+    return Expected(out, spread, let, lost)
 
 
-def _spread(q: Array, keys: Array, values: Array, bias: Array, out: Array, tolerance: float) -> Array:
-    """[rows, group] for the heads of one KV head: q [rows, group, d] with the scale in it, bias [rows, keys]."""
+def _spread(q: Array, keys: Array, values: Array, bias: Array, out: Array, tolerance: float) -> tuple[Array, Array]:
+    """`spread` and `lost` [rows, group] for the heads of one KV head: q [rows, group, d] with the scale in it, bias
+    [rows, keys].
+
+    What is no finite number counts as 0: nothing is measured where a row reads it.
+    """
     precision = Precision.of(tolerance)
     rows, group, dim = q.shape
+    keys, values, out = (np.where(np.isfinite(x), x, 0.0) for x in (keys, values, out))
     flat = q.reshape(rows * group, dim)
     seen = np.repeat(~np.isneginf(bias), group, axis=0)
-    keys, values = (np.where(np.isfinite(x), x, 0.0) for x in (keys, values))
-    offset = np.repeat(np.where(np.isneginf(bias), 0.0, bias), group, axis=0)
+    offset = np.repeat(np.where(np.isfinite(bias), bias, 0.0), group, axis=0)
     scores = np.where(seen, flat @ keys.T + offset, -np.inf)
     size = abs(flat) @ abs(keys).T + abs(offset)
     top = scores.argmax(axis=1)[:, None]
     highest = np.take_along_axis(scores, top, axis=1)
-    weights = np.exp(scores - np.where(np.isneginf(highest), 0.0, highest))
-    weights /= np.maximum(weights.sum(axis=1, keepdims=True), 1e-300)
-    moved = weights * np.expm1(np.minimum(precision.product * (size + np.take_along_axis(size, top, axis=1)), _MOST))
+    below = scores - np.where(np.isneginf(highest), 0.0, highest)
+    weights = np.exp(below)
+    total = np.maximum(weights.sum(axis=1, keepdims=True), 1e-300)
+    off = precision.product * (size + np.take_along_axis(size, top, axis=1))
+    # Far off, a weight that is nothing may become all there is.
+    moved = np.where(off < _MOST, weights * np.expm1(np.minimum(off, _MOST)), np.exp(np.minimum(below + off, _MOST)))
+    moved, weights = moved / total, weights / total
     np.put_along_axis(moved, top, 0.0, axis=1)
-    factors = moved + weights * (tolerance / 16) + seen * precision.tiny
-    terms = factors @ abs(values) + moved.sum(axis=1, keepdims=True) * abs(out.reshape(rows * group, dim))
-    worst: Array = np.nan_to_num(terms, nan=0.0).max(axis=1).reshape(rows, group)
-    return worst
+    lost = (seen * precision.tiny) @ abs(values)
+    factors = moved + weights * (tolerance / 16)
+    terms = factors @ abs(values) + lost + moved.sum(axis=1, keepdims=True) * abs(out.reshape(rows * group, dim))
+    worst, vanished = (np.nan_to_num(x, nan=0.0).max(axis=1).reshape(rows, group) for x in (terms, lost))
+    return worst, vanished
 
 
 def error_of(got: Array, want: Expected, tolerance: float) -> tuple[float, str]:
     """The error of the worst (row, head), to be held against the tolerance, and what is wrong in kind, if anything.
 
-    Kinds come first: an element that is finite, +inf, -inf or NaN must be what the oracle says.
+    Kinds come first: an element that has no exact value must be none, a row that has one must be finite, and zero only
+    where nothing is left of it.
     """
     if got.shape != want.out.shape:
         return math.inf, f"the output has shape {got.shape}; required: {want.out.shape}"
-    wrong = kinds(got) != kinds(want.out)
-    if wrong.any():
-        row, head, dim = (int(i) for i in np.argwhere(wrong)[0])
-        return math.inf, (
-            f"{got[row, head, dim]} at row {row}, head {head}, dim {dim}, where the oracle has "
-            f"{want.out[row, head, dim]:.6g}; {int(wrong.sum())} of {wrong.size} elements are of the wrong kind"
-        )
-    finite = np.isfinite(want.out).all(axis=-1)
-    # One more column, equal on both sides, tells `worst_row` what a row's error is to be measured by.
-    size = abs(want.out).max(axis=-1, initial=0.0) + want.spread / tolerance
-    pair = [np.concatenate([x, size[..., None]], axis=-1)[finite] for x in (got.astype(np.float64), want.out)]
-    return worst_row(pair[0], pair[1]), ""
-
-
-def kinds(x: Array) -> Array:
-    """0 where finite, 1 and -1 where infinite, 2 where NaN."""
-    return np.select([np.isnan(x), np.isposinf(x), np.isneginf(x)], [2, 1, -1], 0)
+    wrong = misfit(got, want.out, want.excused)
+    vanished = (got == 0).all(axis=-1) & (np.nan_to_num(abs(want.out)).max(axis=-1, initial=0.0) > want.lost)
+    if vanished.any() and not wrong:
+        row, head = (int(i) for i in np.argwhere(vanished)[0])
+        wrong = f"row {row}, head {head} is zero, where the oracle has up to {abs(want.out[row, head]).max():.6g}"
+    return worst_row(got, want.out, want.excused, want.spread / tolerance), wrong
