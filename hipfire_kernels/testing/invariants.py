@@ -23,7 +23,7 @@ from hipfire_kernels.testing.case import FuzzCase, kind_of, variant_of
 from hipfire_kernels.testing.contents import UNSEEN
 from hipfire_kernels.testing.requests import AnyRequest, Request
 from hipfire_kernels.testing.subjects import Arrangement, Subject, VariantSubject
-from hipfire_kernels.testing.yardstick import Expected, error_of, expected
+from hipfire_kernels.testing.yardstick import error_of, expected
 
 Array = npt.NDArray[Any]
 
@@ -72,7 +72,7 @@ def _ones(g: Given) -> str:
     for request, limit, weights in ((ours.even(), 0.0, " with equal weights"), (ours, g.subject.tolerance, "")):
         exact = expected(request, g.subject.tolerance, g.subject.largest)
         ones = np.where(np.isfinite(exact.out), sees[:, None, None], np.nan)
-        want = Expected(ones, np.zeros_like(exact.spread), exact.excused)
+        want = dataclasses.replace(exact, out=ones, spread=np.zeros_like(exact.spread))
         apart, wrong = error_of(g.run(request), want, g.subject.tolerance)
         if wrong or apart > limit:
             return f"V of ones{weights} gives one with an error of {apart:.3g} {wrong}".rstrip()

@@ -57,11 +57,13 @@ class Expected:
         out: float64 [rows, n_heads, head_dim], the oracle's.
         spread: float64 [rows, n_heads], how far inputs of the case may throw off a kernel of the precision.
         excused: bool [rows, n_heads], which rows need not be finite.
+        lost: float64 [rows, n_heads], what may vanish in weights that are too small. A row that has more is not zero.
     """
 
     out: Array
     spread: Array
     excused: Array
+    lost: Array
 
 
 NOTHING: Mapping[str, float] = MappingProxyType({})
@@ -90,18 +92,20 @@ def expected(request: Request | DraftRequest, tolerance: float, largest: Mapping
     bias[~visible] = -np.inf
     let = excused(request.q, (keys, k_reach), v_reach, visible, request.factor, bias, largest)
     let |= np.nan_to_num(abs(out)).max(axis=-1, initial=0.0) * (1 + tolerance) > F32_MAX
-    spread = np.zeros(out.shape[:2])
+    spread, lost = np.zeros(out.shape[:2]), np.zeros(out.shape[:2])
     if visible.shape[1]:
         group = out.shape[1] // keys.shape[1]
         for kv_head in range(keys.shape[1]):
             heads = slice(kv_head * group, (kv_head + 1) * group)
             q = np.nan_to_num(request.q[:, heads].astype(np.float64), posinf=0.0, neginf=0.0) * request.factor
-            spread[:, heads] = _spread(q, keys[:, kv_head], values[:, kv_head], bias, out[:, heads], tolerance)
-    return Expected(out, spread, let)
+            found = _spread(q, keys[:, kv_head], values[:, kv_head], bias, out[:, heads], tolerance)
+            spread[:, heads], lost[:, heads] = found
+    return Expected(out, spread, let, lost)
 
 
-def _spread(q: Array, keys: Array, values: Array, bias: Array, out: Array, tolerance: float) -> Array:
-    """[rows, group] for the heads of one KV head: q [rows, group, d] with the scale in it, bias [rows, keys].
+def _spread(q: Array, keys: Array, values: Array, bias: Array, out: Array, tolerance: float) -> tuple[Array, Array]:
+    """`spread` and `lost` [rows, group] for the heads of one KV head: q [rows, group, d] with the scale in it, bias
+    [rows, keys].
 
     What is no finite number counts as 0: nothing is measured where a row reads it.
     """
@@ -123,18 +127,24 @@ def _spread(q: Array, keys: Array, values: Array, bias: Array, out: Array, toler
     moved = np.where(off < _MOST, weights * np.expm1(np.minimum(off, _MOST)), np.exp(np.minimum(below + off, _MOST)))
     moved, weights = moved / total, weights / total
     np.put_along_axis(moved, top, 0.0, axis=1)
-    factors = moved + weights * (tolerance / 16) + seen * precision.tiny
-    terms = factors @ abs(values) + moved.sum(axis=1, keepdims=True) * abs(out.reshape(rows * group, dim))
-    worst: Array = np.nan_to_num(terms, nan=0.0).max(axis=1).reshape(rows, group)
-    return worst
+    lost = (seen * precision.tiny) @ abs(values)
+    factors = moved + weights * (tolerance / 16)
+    terms = factors @ abs(values) + lost + moved.sum(axis=1, keepdims=True) * abs(out.reshape(rows * group, dim))
+    worst, vanished = (np.nan_to_num(x, nan=0.0).max(axis=1).reshape(rows, group) for x in (terms, lost))
+    return worst, vanished
 
 
 def error_of(got: Array, want: Expected, tolerance: float) -> tuple[float, str]:
     """The error of the worst (row, head), to be held against the tolerance, and what is wrong in kind, if anything.
 
-    Kinds come first: an element that has no exact value must be none, a row that has one must be finite.
+    Kinds come first: an element that has no exact value must be none, a row that has one must be finite, and zero only
+    where nothing is left of it.
     """
     if got.shape != want.out.shape:
         return math.inf, f"the output has shape {got.shape}; required: {want.out.shape}"
     wrong = misfit(got, want.out, want.excused)
+    vanished = (got == 0).all(axis=-1) & (np.nan_to_num(abs(want.out)).max(axis=-1, initial=0.0) > want.lost)
+    if vanished.any() and not wrong:
+        row, head = (int(i) for i in np.argwhere(vanished)[0])
+        wrong = f"row {row}, head {head} is zero, where the oracle has up to {abs(want.out[row, head]).max():.6g}"
     return worst_row(got, want.out, want.excused, want.spread / tolerance), wrong
