@@ -175,7 +175,8 @@ def visible_keys(case: Case, i: Inputs) -> Array:
 
 def _make_extreme(rng: np.random.Generator, q: Array) -> None:
     """Every other row large, each of one sign: with K of one sign all its scores are far on one side of 0. Those of the
-    first row are too far below for f32; the third row's products with K add up to more than f32 holds, its scores not."""
+    first row are too far below for f32; the third row's products with K add up to more than f32 holds, its scores do
+    not."""
     sizes = 10.0 ** rng.uniform(28, 36.5, (len(q), 1, 1))
     sizes[1::2], sizes[0], sizes[2:3] = 1, 10**38.5, 10**36.9
     signs = rng.choice([-1, 1], (len(q), 1, 1))

@@ -36,17 +36,19 @@ _MOST = 60.0
 @dataclass(frozen=True)
 class Precision:
     """What a tolerance says about the arithmetic behind it: `product`, the relative error of a product in a score;
-    `tiny`, the weights that may be lost."""
+    `tiny`, the weights that may be lost; `share`, the relative error of a weighted value."""
 
     product: float
     tiny: float
+    share: float
 
     @staticmethod
     def of(tolerance: float) -> Precision:
-        """A sixty-fourth of the tolerance of f32 kernels is 2.6 units of f32; half of that of f16 kernels is one."""
+        """A sixty-fourth of the tolerance of f32 kernels is 2.6 units of f32; half of that of f16 kernels is one, and a
+        third half a unit for each of the two factors of a weighted value."""
         if tolerance > F16_STEP:
-            return Precision(tolerance / 2, 2.0**-24)
-        return Precision(tolerance / 64, 2.0**-125)
+            return Precision(tolerance / 2, 2.0**-24, tolerance / 3)
+        return Precision(tolerance / 64, 2.0**-125, tolerance / 16)
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +130,7 @@ def _spread(q: Array, keys: Array, values: Array, bias: Array, out: Array, toler
     moved, weights = moved / total, weights / total
     np.put_along_axis(moved, top, 0.0, axis=1)
     lost = (seen * precision.tiny) @ abs(values)
-    factors = moved + weights * (tolerance / 16)
+    factors = moved + weights * precision.share
     terms = factors @ abs(values) + lost + moved.sum(axis=1, keepdims=True) * abs(out.reshape(rows * group, dim))
     worst, vanished = (np.nan_to_num(x, nan=0.0).max(axis=1).reshape(rows, group) for x in (terms, lost))
     return worst, vanished
