@@ -49,10 +49,11 @@ struct Launch {
     unsigned char fill, other;
 };
 
-// An LDS array as it is declared: where it would lie with all of them behind each other, and what it takes.
+// An LDS array as it is declared: where it would lie with all of them behind each other, what its address must be a
+// multiple of, and what it takes.
 struct LdsArray {
     const char *name, *type;
-    unsigned offset, count, bytes;
+    unsigned offset, align, count, bytes;
 };
 
 // Where an LDS array lies under a memory check, and which of its bytes, from there, the block may be prepared in.

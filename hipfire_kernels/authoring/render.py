@@ -149,7 +149,9 @@ def _lds_arrays(variant: Renderable, target: Arch) -> list[SimpleNamespace]:
         size = LDS_TYPES[region.ctype]
         align = max(size, region.align)
         arrays.append(
-            SimpleNamespace(**{**vars(region), "align": align}, declared=declared, offset=offset, used=size * region.count)
+            SimpleNamespace(
+                **{**vars(region), "align": align}, declared=declared, offset=offset, used=size * region.count
+            )
         )
         offset += region.nbytes
     return arrays

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,11 +22,15 @@ def frames(code: bytes, address: int) -> tuple[Place, ...]:
         Nothing where the file has no line for it. What the compiler made of no line in particular has those of the
         calls alone.
     """
-    for unit in _Lines.of(code).units:
-        own = unit.line(address)
-        if own is not None:
-            return tuple(place for place in (own, *unit.calls(address)) if place.line)
+    with _reading:
+        for unit in _units(code):
+            own = unit.line(address)
+            if own is not None:
+                return tuple(place for place in (own, *unit.calls(address)) if place.line)
     return ()
+
+
+_reading = threading.Lock()  # a file that is read has one position
 
 
 def symbol(code: bytes, name: str) -> int:
@@ -97,13 +102,8 @@ class _Unit:
         return Place("/".join(part.decode() for part in (folder, entry.name) if part), line)
 
 
-class _Lines:
-    def __init__(self, code: bytes) -> None:
-        info = _elf(code).get_dwarf_info()
-        self.units = [_Unit(info, unit) for unit in info.iter_CUs()]
-
-    @classmethod
-    @functools.lru_cache(maxsize=1)
-    def of(cls, code: bytes) -> _Lines:
-        """The last one asked for stays: a fault is asked about again in every thread that has it."""
-        return cls(code)
+@functools.lru_cache(maxsize=1)
+def _units(code: bytes) -> list[_Unit]:
+    """Those of the last file asked for stay: an error may ask for several of its lines."""
+    info = _elf(code).get_dwarf_info()
+    return [_Unit(info, unit) for unit in info.iter_CUs()]

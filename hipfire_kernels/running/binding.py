@@ -201,9 +201,7 @@ class _Swapped(NamedTuple):
         return cls(planned.shape, planned.dtype, written, strictest.align, bound.variant.name, slots)
 
 
-def launch(
-    variant: Variant, device: Device | str, *, stream: Any = None, checked: bool = False, **values: Any
-) -> None:
+def launch(variant: Variant, device: Device | str, *, stream: Any = None, checked: bool = False, **values: Any) -> None:
     """Check, build (or take from the cache), load and launch a variant. A grid with no block launches nothing.
 
     Args:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hipfire_kernels.authoring.args import LDS_ALIGNMENT, LDS_TYPES
+from hipfire_kernels.authoring.args import LDS_TYPES
 from hipfire_kernels.errors import DeviceError, MemoryFault
 from hipfire_kernels.running.devices.pages import PAGE, Pages, rounded
 from hipfire_kernels.running.devices.protocol import DTYPES, Argument, KernelArgs
@@ -37,18 +37,25 @@ _SI_KERNEL = 128
 
 @dataclass(frozen=True)
 class LdsArray:
-    """An LDS array of a loaded kernel: where it lies with all behind each other, its elements, and what they take."""
+    """An LDS array of a loaded kernel.
+
+    Attributes:
+        offset: where it lies with all of them behind each other.
+        align: bytes its address must be a multiple of.
+        nbytes: what its elements take.
+    """
 
     name: str
     ctype: str
     offset: int
+    align: int
     count: int
     nbytes: int
 
     @property
     def padded(self) -> int:
-        """Bytes up to where the next may begin."""
-        return -(-self.nbytes // LDS_ALIGNMENT) * LDS_ALIGNMENT
+        """Bytes up to where one of the same alignment could begin."""
+        return -(-self.nbytes // self.align) * self.align
 
 
 @dataclass(frozen=True)
@@ -87,39 +94,51 @@ class Copies:
 
     def __init__(self, args: KernelArgs, at_end: bool, beside: Mapping[str, int] | None = None) -> None:
         self._given, self._at_end, self._beside = args, at_end, beside or {}
-        arrays = args.described()
-        ahead = max([AHEAD, *(rounded(one.nbytes) for one in arrays)])
+        self._arrays = args.described()
+        self.at: dict[str, int] = {}
+        self._slack: dict[str, tuple[int, int]] = {}  # bytes behind an array that are no page's, and what they hold
+        groups = self._groups()
+        ahead = max([AHEAD, *(rounded(one.nbytes) for one in self._arrays)])
         try:
-            self._pages = Pages(ahead + sum(self._room(one) + ahead for one in arrays))
-            self.at: dict[str, int] = {}
-            values, start = list(args.values), self._pages.address + ahead
-            for one in arrays:
-                room = self._room(one)
-                self.at[one.name] = start + self._offset(one, room)
-                values[one.slot] = ctypes.c_void_p(self.at[one.name])
-                self._fill(one, start, room)
-                start += room + ahead
+            self._pages = Pages(ahead + sum(rounded(group[0].nbytes + _WIDEST) + ahead for group in groups))
+            start = self._pages.address + ahead
+            for group in groups:
+                start = self._place(group, start) + ahead
         except OSError as error:
             raise DeviceError(f"no memory for a checked launch's copies of its arrays: {error.strerror}") from error
-        self.args = KernelArgs(values, arrays)
+        values = list(args.values)
+        for one in self._arrays:
+            values[one.slot] = ctypes.c_void_p(self.at[one.name])
+        self.args = KernelArgs(values, self._arrays)
 
-    def _room(self, one: Argument) -> int:
-        return rounded(one.nbytes + (0 if self._at_end else self._source(one) % _WIDEST))
+    def _groups(self) -> list[list[Argument]]:
+        """The arrays; those that are the same memory, as a kernel may allow, together."""
+        groups: dict[Any, list[Argument]] = {}
+        for one in self._arrays:
+            groups.setdefault((self._source(one), one.nbytes) if one.nbytes else one.name, []).append(one)
+        return list(groups.values())
 
-    def _offset(self, one: Argument, room: int) -> int:
-        return (room - one.nbytes) // one.align * one.align if self._at_end else self._source(one) % _WIDEST
-
-    def _poison(self, one: Argument) -> int:
-        return self._beside.get(one.name, FILL if self._at_end else OTHER)
-
-    def _fill(self, one: Argument, start: int, room: int) -> None:
-        at, byte = self.at[one.name], self._poison(one)
-        self._pages.allow(start, room)
+    def _place(self, group: list[Argument], start: int) -> int:
+        """Copy what is one array of memory to the pages from `start` on; where they end."""
+        source, nbytes = self._source(group[0]), group[0].nbytes
+        align, byte = max(one.align for one in group), self._poison(group)
+        offset = rounded(nbytes) - nbytes if self._at_end else source % _WIDEST
+        at = start + (offset // align * align if self._at_end else offset)
+        end = start + rounded(at + nbytes - start)
+        self._pages.allow(start, end - start)
         ctypes.memset(start, byte, at - start)
-        ctypes.memmove(at, self._source(one), one.nbytes)
-        ctypes.memset(at + one.nbytes, byte, start + room - at - one.nbytes)
-        if not one.writes:
-            self._pages.allow(start, room, write=False)
+        ctypes.memmove(at, source, nbytes)
+        ctypes.memset(at + nbytes, byte, end - at - nbytes)
+        if not any(one.writes for one in group):
+            self._pages.allow(start, end - start, write=False)
+        for one in group:
+            self.at[one.name] = at
+            self._slack[one.name] = (-nbytes % align if nbytes else 0, byte)
+        return end
+
+    def _poison(self, group: list[Argument]) -> int:
+        given = (self._beside[one.name] for one in group if one.name in self._beside)
+        return next(given, FILL if self._at_end else OTHER)
 
     def _source(self, one: Argument) -> int:
         return self._given.values[one.slot].value or 0
@@ -133,20 +152,19 @@ class Copies:
         def apart(one: Argument) -> int:
             return max(self.at[one.name] - address, address - self.at[one.name] - one.nbytes, 0)
 
-        return min(self._given.described(), key=apart)
+        return min(self._arrays, key=apart)
 
     def written(self) -> Iterator[tuple[Argument, npt.NDArray[Any], npt.NDArray[Any]]]:
         """Each array that the kernel writes: the bits of its elements as they were given, and as they are."""
-        for one in self._given.described():
+        for one in self._arrays:
             if one.writes and one.nbytes:
                 yield one, _bits(one, self._source(one)), _bits(one, self.at[one.name])
 
     def behind(self) -> str:
         """What is written in the last bytes up to an array's alignment; empty when nothing is."""
-        for one in self._given.described():
-            end = self.at[one.name] + one.nbytes
-            slack = ctypes.string_at(end, -one.nbytes % one.align if one.nbytes else 0)
-            if slack.strip(bytes([self._poison(one)])):
+        for one in self._arrays:
+            nbytes, byte = self._slack[one.name]
+            if ctypes.string_at(self.at[one.name] + one.nbytes, nbytes).strip(bytes([byte])):
                 return f"{one.name} ({one}) is written behind its end"
         return ""
 

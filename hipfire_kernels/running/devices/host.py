@@ -43,7 +43,7 @@ typedef struct {
     unsigned lds_changed;
     unsigned char fill, other;
 } hk_launch;
-typedef struct { const char *name, *type; unsigned offset, count, bytes; } hk_lds_array;
+typedef struct { const char *name, *type; unsigned offset, align, count, bytes; } hk_lds_array;
 typedef struct { unsigned char* at; unsigned from, to; } hk_lds_place;
 typedef struct {
     void* workspace;
@@ -129,23 +129,27 @@ class HostKernel:
                 "render it with the templates of this version, without HK_PORTABLE_SWITCH"
             ) from None
         found = (self.shared_object.hk_lds[i] for i in range(count))
-        return tuple(guarded.LdsArray(_text(x.name), _text(x.type), x.offset, x.count, x.bytes) for x in found)
+        return tuple(guarded.LdsArray(_text(x.name), _text(x.type), x.offset, x.align, x.count, x.bytes) for x in found)
 
-    def frames(self, instruction: int, stack: range) -> tuple[Place, ...]:
-        """The lines of an instruction, inside out.
+    @functools.cached_property
+    def _text(self) -> tuple[int, range]:
+        """Where the file's address 0 lies, and the file's addresses of instructions."""
+        code = self.artifact.code
+        return int(_FFI.cast("uintptr_t", self.shared_object.hk_run)) - lines.symbol(code, "hk_run"), lines.text(code)
+
+    def own(self, instruction: int, stack: range) -> int | None:
+        """An instruction of this kernel, as an address in its file.
 
         Args:
             instruction: its address. One that is not the kernel's is of a function that it has called: then it is the
                 first address on the stack that may be where that returns to.
             stack: what may be read of it, from its top on.
         """
-        code = self.artifact.code
-        start = int(_FFI.cast("uintptr_t", self.shared_object.hk_run)) - lines.symbol(code, "hk_run")
-        own = lines.text(code)
+        start, own = self._text
         if instruction - start in own:
-            return lines.frames(code, instruction - start)
+            return instruction - start
         words = (ctypes.c_uint64 * (len(stack) // 8)).from_address(stack.start) if stack else ()
-        return next((lines.frames(code, word - start - 1) for word in words if word - start in own), ())
+        return next((word - start - 1 for word in words if word - start in own), None)
 
 
 class HostDevice(OfThisProcess):
@@ -337,7 +341,7 @@ class Failure:
 
     Attributes:
         fault: what the processor refused, in words, and the array concerned.
-        frames: the lines of the instruction, inside out.
+        instruction: where, as an address in the kernel's file.
     """
 
     code: int
@@ -346,7 +350,7 @@ class Failure:
     at: Place = NOWHERE
     other: Place = NOWHERE
     fault: guarded.Said | None = None
-    frames: tuple[Place, ...] = ()
+    instruction: int | None = None
 
     def exception(self, artifact: Artifact) -> DeviceError:
         """The error to raise, with the text of the source lines."""
@@ -389,7 +393,8 @@ class Failure:
                 "of, Tensor(align=...), or name a smaller one: load_vec<COUNT, ALIGN>, store_vec<ALIGN>"
             )
         if self.fault is not None:
-            return self.fault.error(at, self.thread, [quoted(one) for one in self.frames])
+            frames = () if self.instruction is None else lines.frames(artifact.code, self.instruction)
+            return self.fault.error(at, self.thread, [quoted(one) for one in frames])
         if self.code >= sanitized.FIRST_CODE:
             fault = list(sanitized.FAULTS.values())[self.code - sanitized.FIRST_CODE]
             return UndefinedBehaviour(f"{at}: {fault}, at {here}, column {self.other.line}")
@@ -422,8 +427,8 @@ def _run(kernel: HostKernel, launch: Any, threads: int, part: memory_check.Part)
     if code == _LDS_ARRAY_OVERRUN:
         return Failure(code, where, None, fault=guarded.overrun(lds.arrays[report.other_line], report.line))
     fault = guarded.Fault(report.signal, report.code, report.address, bool(report.write))
-    frames = kernel.frames(report.instruction, own.above(report.stack))
-    return Failure(code, where, report.thread, fault=fault.said(under, lds, own.span), frames=frames)
+    instruction = kernel.own(report.instruction, own.above(report.stack))
+    return Failure(code, where, report.thread, fault=fault.said(under, lds, own.span), instruction=instruction)
 
 
 def _places(lds: guarded.LdsPages, under: guarded.Under) -> list[Any]:

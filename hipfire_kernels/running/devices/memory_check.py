@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import os
 import platform
 import sys
 import threading
@@ -24,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from hipfire_kernels.authoring.args import LDS_TYPES
-from hipfire_kernels.errors import DeviceError, InputError, MemoryFault
+from hipfire_kernels.errors import DeviceError, MemoryFault
 from hipfire_kernels.running.devices.guarded import OTHER, Copies, LdsArray, Under
 from hipfire_kernels.running.devices.protocol import KernelArgs, Launch
 
@@ -56,6 +57,14 @@ def unsupported() -> str:
 
 
 _handling = threading.Lock()
+
+
+def _in_forked_child() -> None:
+    global _handling
+    _handling = threading.Lock()  # who held the other one stayed in the parent
+
+
+os.register_at_fork(after_in_child=_in_forked_child)
 
 
 @contextlib.contextmanager
@@ -93,9 +102,7 @@ class Check:
         Raises:
             MemoryFault: it touches what it must not.
             DeviceError: it was broken off for another reason, say by a deadlock.
-            InputError: an array that it writes is one of its others as well.
         """
-        self._require_apart()
         first, second = self._under(True), self._under(False, changed=self._lds_bytes)
         few = self._total <= FEW
         again = list(stretches) if few else self._some(stretches)
@@ -117,7 +124,7 @@ class Check:
 
     @property
     def _lds_bytes(self) -> int:
-        return sum(one.padded for one in self.lds)
+        return max((one.offset + one.padded for one in self.lds), default=0)
 
     def _some(self, stretches: Sequence[Stretch]) -> list[Stretch]:
         """The first part of each stretch, and the corners of the grid: an index that rises or falls with the block in
@@ -129,17 +136,6 @@ class Check:
             if not any(first <= block < last for first, last in found):
                 found.append((block, block + 1))
         return found
-
-    def _require_apart(self) -> None:
-        arrays = [one for one in self.launch.args.described() if one.nbytes]
-        for one, other in itertools.combinations(arrays, 2):
-            at, there = (self.launch.args.values[x.slot].value for x in (one, other))
-            if (one.writes or other.writes) and at < there + other.nbytes and there < at + one.nbytes:
-                wrote = one if one.writes else other
-                raise InputError(
-                    f"{self.entry}: {one.name} and {other.name} share memory, and {wrote.name} is written; a kernel's "
-                    "arrays must lie apart, pass a copy of one"
-                )
 
     def _under(self, at_end: bool, **how: Any) -> Under:
         return Under(Copies(self.launch.args, at_end), at_end, **how)
