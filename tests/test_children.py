@@ -86,6 +86,11 @@ def stop_at(at: str, child: Child, seconds: float | None, monkeypatch: pytest.Mo
         monkeypatch.setattr(Child, "_read", read)
 
 
+def test_ctrl_c_is_not_sent_to_it(child: Child) -> None:
+    """Its end would be taken for that of a kernel, before the parent has heard of the signal."""
+    assert os.getpgid(process_of(child)) != os.getpgid(0)
+
+
 def test_only_the_run_of_a_case_is_limited(monkeypatch: pytest.MonkeyPatch, host: HostDevice) -> None:
     seen: list[tuple[str, int]] = []
 
