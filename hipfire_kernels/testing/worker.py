@@ -34,7 +34,7 @@ def answer(case: Any, on: Any, limit_s: float, running: Callable[[], None]) -> d
     found: dict[str, Any] = {"error": None, "fault": "", "broken": False}
     try:
         variant = variant_of(case)
-        prepare(variant, on)
+        prepare(variant, on.checking())
         running()
         with cpu_limit(limit_s):
             result = hold(variant, case, on)
