@@ -1,7 +1,7 @@
 // What the stand-ins for a driver know of the objects that a program has made, and what a test sees and sets.
 //
-// Every handle and pointer is looked up before it is used, every argument checked. Wrong use gives an error status and a
-// line in `standin_complaints`. The numbers of the statuses are the same in CUDA and HIP.
+// Every handle and pointer is looked up before it is used, every argument checked. Wrong use gives an error status and
+// a line in `standin_complaints`. The numbers of the statuses are the same in CUDA and HIP.
 //
 // STANDIN_ARCHS       one arch for each device, comma-separated; empty: no device
 // STANDIN_KERNELS     folder with ENTRY.so (the host build) and ENTRY.args of each kernel; see `host_build`

@@ -1,7 +1,7 @@
 // The streams of the stand-ins: what is queued on one is done when somebody waits for it, and no sooner.
 //
-// A piece of work knows the works it has to come behind: the one ahead of it in its stream, those whose event the stream
-// was told to wait for, and, between the default stream and a stream that is not "non-blocking", all so far. Nothing
+// A piece of work knows the works it has to come behind: the one ahead of it in its stream, those whose event the
+// stream was told to wait for, and, between the default stream and a stream that is not "non-blocking", all so far. Nothing
 // else holds it: where a program relies on an order that it did not ask for, it gets another, and a wrong result.
 // `standin_schedule` picks among the orders that are allowed. A work is done as a whole: that two of them overlap, or
 // that one begins early (`Launch.early`), is not seen.
