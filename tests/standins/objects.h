@@ -26,26 +26,7 @@ enum { NO_CAPTURE, CAPTURING, SPOILED };
 enum { RELAXED = 2 };
 enum { DEVICES = 16, ARGUMENTS = 32 };
 
-typedef struct {
-    unsigned grid[3], threads, lds_bytes, permute;
-    unsigned long long seed;
-    unsigned lds_changed;
-    unsigned char fill, other;
-} HostLaunch;
-typedef struct {
-    void* workspace;
-    char* stacks;
-    unsigned long stack_bytes, stack_stride;
-    const void* lds;
-} HostArena;
-typedef struct {
-    unsigned block[3], thread;
-    int line, other_line;
-    const char *file, *other_file;
-    int signal, code, write;
-    unsigned long address, instruction, stack;
-} HostReport;
-typedef int HostRun(const HostLaunch*, void**, unsigned long long, unsigned long long, const HostArena*, HostReport*);
+typedef __typeof__(hk_run) HostRun;  // this and its structs: the host device's words for its runtime, put in front
 
 enum Kind { MEMORY, STREAM, EVENT, MODULE, FUNCTION, GRAPH, EXEC, CONTEXT, OWN_STREAM, KINDS };
 static const char* const kind_names[KINDS] = {
