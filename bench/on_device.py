@@ -125,14 +125,14 @@ def _row_bits(device: Any) -> dict[str, bool]:
 def _beyond_two_to_the_31(device: Any) -> float:
     """Worst error of a windowed row at the end of a cache of `FAR` positions, written there by the KV kernel."""
     capacity, window = FAR, 90
-    cache = device.to_device(np.zeros((capacity, 2, 8, 34), np.uint8))
+    k_cache, v_cache = (device.to_device(np.zeros((capacity, 2, 8, 34), np.uint8)) for _ in range(2))
     rng = np.random.default_rng(9)
     new = rng.standard_normal((200, 2, 256), np.float32)
     slots = np.arange(capacity - 200, capacity, dtype=np.int32)
-    kv_write(device.to_device(new), device.to_device(new), cache, cache, slots, device=device)
+    kv_write(device.to_device(new), device.to_device(new), k_cache, v_cache, slots, device=device)
     tail = quantize_q8_0(new)
     q = rng.standard_normal((1, 2, 256), np.float32)
-    got = attend(device.to_device(q), cache, cache, slots[-1:], window=window)
+    got = attend(device.to_device(q), k_cache, v_cache, slots[-1:], window=window)
     return worst_row(device.to_host(got), reference.attend(q, tail, tail, np.array([199]), window=window))
 
 

@@ -24,6 +24,7 @@ from hipfire_kernels.authoring.args import Arg, Tensor
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.building.resources import read_args, read_resources
 from hipfire_kernels.building.toolchains.host import HostToolchain
+from hipfire_kernels.running.devices import host
 from hipfire_kernels.running.scalars import CTYPES
 from hipfire_kernels.running.timing import READ
 
@@ -130,8 +131,8 @@ def missing(face: Face) -> str | None:
 
 @functools.cache
 def compile_library(name: str) -> bytes:
-    """One of standins/*.c as a shared object."""
-    source = (SOURCES / f"{name}.c").read_text(encoding="utf-8")
+    """One of standins/*.c as a shared object, behind the declarations of what it calls in a kernel's host build."""
+    source = f'{host._CDEF}\n#line 1 "{name}.c"\n' + (SOURCES / f"{name}.c").read_text(encoding="utf-8")
     options = ("-x", "c", "-std=gnu17", "-I", str(SOURCES), "-ldl", "-lpthread")
     return HostToolchain().compile(source, arch("host"), options).code
 
@@ -178,8 +179,8 @@ def make_ready(kernels: Path, face: Face, variant: Variant) -> None:
         made, told = _code(variant, name), arch(name).target or name
         (kernels / f"{variant.entry}.{told}.source").write_text(variant.source(name), encoding="utf-8")
         (kernels / f"{variant.entry}.{told}.code").write_bytes(made)
-    host = build(variant, "host")
-    (kernels / f"{variant.entry}.so").write_bytes(host.code)
+    built = build(variant, "host")
+    (kernels / f"{variant.entry}.so").write_bytes(built.code)
     target = arch(face.builds[0])
     if target.dialect == "amd":
         threads = read_resources(made, target, variant.entry).max_workgroup
@@ -190,7 +191,7 @@ def make_ready(kernels: Path, face: Face, variant: Variant) -> None:
         signature = "".join("p" if isinstance(a, Tensor) else str(_bytes(a)) for a in variant.args)
     waits = int("griddepcontrol.wait" in variant.source(target.name))
     arena = target.arena_bytes(variant.lds_bytes(target.name))
-    text = f"{host.resources.lds_bytes} {variant.threads('host')} {threads} {arena} {waits} {signature}\n"
+    text = f"{built.resources.lds_bytes} {variant.threads('host')} {threads} {arena} {waits} {signature}\n"
     (kernels / f"{variant.entry}.args").write_text(text, encoding="utf-8")
 
 

@@ -231,8 +231,8 @@ static int holds(const Object* module, const char* text) {
 }
 
 // The host build of a kernel; and what ENTRY.args says: LDS bytes and threads of a block there, the most threads of a
-// block on the card, LDS bytes that a launch has to give there, whether it waits itself for the launch ahead, and of each
-// argument whether it is a pointer.
+// block on the card, LDS bytes that a launch has to give there, whether it waits itself for the launch ahead, and of
+// each argument whether it is a pointer.
 static int host_build(const char* call, const char* entry, Object* f) {
     const char* folder = getenv("STANDIN_KERNELS");
     char path[4096];

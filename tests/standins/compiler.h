@@ -1,8 +1,8 @@
 // What the stand-ins for a runtime compiler share: hiprtc.c and nvrtc.c give it the names of theirs.
 //
-// For a kernel whose source lies in STANDIN_KERNELS as ENTRY.ARCH.source it gives the code ENTRY.ARCH.code beside it, made
-// beforehand; for any other source, the options and the source. Words in the source or in STANDIN_COMPILE make it fail
-// in the ways a real one does; on the arch in STANDIN_UNKNOWN_ARCH it aborts.
+// For a kernel whose source lies in STANDIN_KERNELS as ENTRY.ARCH.source it gives the code ENTRY.ARCH.code beside it,
+// made beforehand; for any other source, the options and the source. Words in the source or in STANDIN_COMPILE make it
+// fail in the ways a real one does; on the arch in STANDIN_UNKNOWN_ARCH it aborts.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 // CUDA's driver without a card: what `tests/standin_lab.py` builds as libcuda.so.1 and cuda-bindings loads.
 //
-// Memory is host memory; a launch runs the host-built shared object of the same kernel over the whole grid. A thread has
-// no context until it makes one current. Copies are no part of a relaxed capture and do not end it; a wait for the
+// Memory is host memory; a launch runs the host-built shared object of the same kernel over the whole grid. A thread
+// has no context until it makes one current. Copies are no part of a relaxed capture and do not end it; a wait for the
 // context does. What makes a cubin right is not seen, only that it is one, for the device, and has the kernel.
 #define FIRST_CURRENT -1
 #define COPIES_END_CAPTURES 0
@@ -218,8 +218,8 @@ int cuGraphDestroy(void* graph) { return graph_destroy(__func__, graph, GRAPH); 
 int cuGraphExecDestroy(void* executable) { return graph_destroy(__func__, executable, EXEC); }
 int cuGraphLaunch(void* executable, void* stream) { return graph_launch(__func__, executable, stream); }
 
-// How the bindings find a function: by its plain name, whatever the library calls its newest form. An older driver lacks
-// what STANDIN_LACKS names.
+// How the bindings find a function: by its plain name, whatever the library calls its newest form. An older driver
+// lacks what STANDIN_LACKS names.
 int cuGetProcAddress_v2(const char* name, void** function, int version, unsigned long long flags, int* found) {
     (void)version, (void)flags;
     static const char* const forms[] = {"%s", "%s_v2", "%sWithFlags"};

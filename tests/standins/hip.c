@@ -92,7 +92,9 @@ int hipMemcpyDtoH(void* to, void* from, size_t size) { return copy(__func__, to,
 int hipStreamCreateWithFlags(Object** stream, unsigned flags) { return stream_create(__func__, stream, flags); }
 int hipStreamDestroy(void* stream) { return stream_destroy(__func__, stream); }
 int hipStreamSynchronize(void* stream) { return stream_synchronize(__func__, stream); }
-int hipStreamWaitEvent(void* stream, void* event, unsigned flags) { return stream_wait(__func__, stream, event, flags); }
+int hipStreamWaitEvent(void* stream, void* event, unsigned flags) {
+    return stream_wait(__func__, stream, event, flags);
+}
 int hipEventCreate(Object** event) { return event_create(__func__, event); }
 int hipEventDestroy(void* event) { return event_destroy(__func__, event); }
 int hipEventRecord(void* event, void* stream) { return event_record(__func__, event, stream); }

@@ -1,7 +1,7 @@
 // What the stand-ins for a driver know of the objects that a program has made, and what a test sees and sets.
 //
-// Every handle and pointer is looked up before it is used, every argument checked. Wrong use gives an error status and a
-// line in `standin_complaints`. The numbers of the statuses are the same in CUDA and HIP.
+// Every handle and pointer is looked up before it is used, every argument checked. Wrong use gives an error status and
+// a line in `standin_complaints`. The numbers of the statuses are the same in CUDA and HIP.
 //
 // STANDIN_ARCHS       one arch for each device, comma-separated; empty: no device
 // STANDIN_KERNELS     folder with ENTRY.so (the host build) and ENTRY.args of each kernel; see `host_build`
@@ -26,26 +26,7 @@ enum { NO_CAPTURE, CAPTURING, SPOILED };
 enum { RELAXED = 2 };
 enum { DEVICES = 16, ARGUMENTS = 32 };
 
-typedef struct {
-    unsigned grid[3], threads, lds_bytes, permute;
-    unsigned long long seed;
-    unsigned lds_changed;
-    unsigned char fill, other;
-} HostLaunch;
-typedef struct {
-    void* workspace;
-    char* stacks;
-    unsigned long stack_bytes, stack_stride;
-    const void* lds;
-} HostArena;
-typedef struct {
-    unsigned block[3], thread;
-    int line, other_line;
-    const char *file, *other_file;
-    int signal, code, write;
-    unsigned long address, instruction, stack;
-} HostReport;
-typedef int HostRun(const HostLaunch*, void**, unsigned long long, unsigned long long, const HostArena*, HostReport*);
+typedef __typeof__(hk_run) HostRun;  // this and its structs: the host device's words for its runtime, put in front
 
 enum Kind { MEMORY, STREAM, EVENT, MODULE, FUNCTION, GRAPH, EXEC, CONTEXT, OWN_STREAM, KINDS };
 static const char* const kind_names[KINDS] = {

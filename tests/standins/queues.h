@@ -1,10 +1,10 @@
 // The streams of the stand-ins: what is queued on one is done when somebody waits for it, and no sooner.
 //
-// A piece of work knows the works it has to come behind: the one ahead of it in its stream, those whose event the stream
-// was told to wait for, and, between the default stream and a stream that is not "non-blocking", all so far. Nothing
-// else holds it: where a program relies on an order that it did not ask for, it gets another, and a wrong result.
-// `standin_schedule` picks among the orders that are allowed. A work is done as a whole: that two of them overlap, or
-// that one begins early (`Launch.early`), is not seen.
+// A piece of work knows the works it has to come behind: the one ahead of it in its stream, those whose event the
+// stream was told to wait for, and, between the default stream and a stream that is not "non-blocking", all so far.
+// Nothing else holds it: where a program relies on an order that it did not ask for, it gets another, and a wrong
+// result. `standin_schedule` picks among the orders that are allowed. A work is done as a whole: that two of them
+// overlap, or that one begins early (`Launch.early`), is not seen.
 #include "objects.h"
 
 enum What { LAUNCH, COPY, MARK };
@@ -67,12 +67,13 @@ static int run(Node* node) {
     void* params[ARGUMENTS];
     for (int i = 0; i < ARGUMENTS; ++i) params[i] = &node->values[i];
     const unsigned threads = node->threads == f->function.threads ? f->function.run_threads : node->threads;
-    const HostLaunch launch = {{node->grid[0], node->grid[1], node->grid[2]}, threads, f->function.lds, 0, 0, 0,
-                               0xff, 0xff};
+    hk_launch launch = {.threads = threads, .lds_bytes = f->function.lds, .fill = 0xff, .other = 0xff};
+    memcpy(launch.grid, node->grid, sizeof launch.grid);
     const unsigned long stack = 64 * 1024, ahead = (f->function.workspace + 4095) / 4096 * 4096;
     byte* memory = aligned_alloc(4096, ahead + threads * stack);
-    const HostArena arena = {memory, (char*)memory + ahead, stack, stack, NULL};
-    HostReport report = {0};
+    const hk_arena arena = {
+        .workspace = memory, .stacks = (char*)memory + ahead, .stack_bytes = stack, .stack_stride = stack};
+    hk_report report = {0};
     const unsigned long long blocks = (unsigned long long)node->grid[0] * node->grid[1] * node->grid[2];
     const int failed = f->function.run(&launch, params, 0, blocks, &arena, &report);
     free(memory);
