@@ -17,7 +17,7 @@ import pytest
 
 import hipfire_kernels as hk
 from hipfire_kernels import errors
-from hipfire_kernels.authoring.family import KernelFamily
+from hipfire_kernels.authoring.family import KernelFamily, Variant
 from hipfire_kernels.checking.parity import Case, Result, inputs
 from hipfire_kernels.dispatch import AttendRequest, admit
 from hipfire_kernels.errors import InputError
@@ -200,6 +200,13 @@ def test_every_variant_and_family_travels_by_name() -> None:
             assert found.family is family
             assert {type(value) for _, value in found.params} == {type(value) for _, value in variant.params}
     assert len(pickle.dumps(variant)) < 300
+
+
+def test_a_variant_that_the_other_process_does_not_have_is_refused_there() -> None:
+    """Another version of the package, say."""
+    removed = Variant(TILE, (("head_dim", 320), ("mask", "causal")))
+    with pytest.raises(InputError, match="attention_flash_q8_0_tile_batched: head_dim=320 is not declared"):
+        pickle.loads(pickle.dumps(removed))
 
 
 def test_a_family_of_ones_own_says_why_it_does_not() -> None:
