@@ -326,7 +326,8 @@ def test_numbers_of_a_launch() -> None:
 
 
 def test_an_extent_that_a_shape_names_may_not_differ_from_it() -> None:
-    variant = own(extents={"n": (1, 64)}, args=lambda v: (Tensor("out", "f32", ("n",), writes=True),))
+    args = (Tensor("out", "f32", ("n",), writes=True),)
+    variant = own(extents={"n": (1, 64)}, args=lambda v: args, grid=lambda v, s: (s.n, 1, 1))
     views = {"out": View(64, (10,), "f32", True)}
     assert binding.bind(variant, views).symbols.n == 10
     with pytest.raises(InputError, match=r"^n is 11; required: 10, as the shape of out has it"):
