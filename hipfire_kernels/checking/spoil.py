@@ -58,9 +58,11 @@ def head(rng: Rng, array: Array, key: int | None, kv_head: int, kind: str) -> No
 
 
 def call(rng: Rng, q: Array, k: Array, v: Array, visible: Array, bias: Array | None) -> None:
-    """All of it at once, and yet rows of all sorts are left: NaN and an infinity in q; of every second KV head K,
-    at the key that fewest rows see, of the others V; NaN or an infinity in the bias. Every third row of q is large: most
-    of its weights are too small for float32."""
+    """All of it at once, and yet rows of all sorts are left.
+
+    NaN and an infinity in q; of every second KV head K, at the key that fewest rows see, of the others V; NaN or an
+    infinity in the bias. Every third row of q is large: most of its weights are too small for float32.
+    """
     q[::3] *= 40
     for kind in KINDS:
         element(rng, q, kind)
