@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_tune import MMA, tuned
 from typer.testing import CliRunner
 
 from hipfire_kernels.authoring.family import Variant
@@ -394,7 +395,7 @@ def test_the_digest_is_of_this_package_with_all_that_ships() -> None:
     }
     lying |= {f"dispatch/{p.parent.name}/{p.name}" for p in (root / "dispatch").glob("*/*.json")}
     assert {name for name, _ in pinned.sources(pinned.PACKAGE)} == lying
-    assert {"dispatch/evidence/sm_90.json", "dispatch/tuning/sm_90.json"} <= lying
+    assert "dispatch/evidence/gfx1100.json" in lying
     assert pinned.code_digest() == pinned.code_digest(pinned.PACKAGE)
 
 
@@ -403,9 +404,9 @@ def test_the_records_that_decide_are_part_of_what_a_run_is_bound_to(
 ) -> None:
     """Those of the user as well, which lie outside of the package."""
     shipped = next(r for r in evidence.shipped() if r.arch == "gfx1100")
-    tuned = tuning.shipped()[0]
+    own = tuned(MMA, {"splits": 9}, 16, 4096)
     seen = []
-    for records, tunings in (([], []), ([shipped], []), ([replace(shipped, source="another")], []), ([], [tuned])):
+    for records, tunings in (([], []), ([shipped], []), ([replace(shipped, source="another")], []), ([], [own])):
         with evidence.using(records), tuning.using(tunings):
             seen.append(pinned.records([]))
     assert [found and list(found) for found in seen] == [["evidence", "tuning"]] * 4

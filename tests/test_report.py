@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from hipfire_kernels import families
 from hipfire_kernels.bench.kernels import BASE
 from hipfire_kernels.bench.report import curves, html, plots, records, results, route_map, runs
 from hipfire_kernels.bench.report.parts import Section, Series, Table
@@ -21,14 +22,14 @@ from hipfire_kernels.bench.report.plots import Plot, legend, plain, short
 from hipfire_kernels.building.resources import LABELS
 from hipfire_kernels.cli import app
 from hipfire_kernels.dispatch import AttendRequest, admit, evidence
-from hipfire_kernels.dispatch.record import Verdict
+from hipfire_kernels.dispatch.record import Crossover, Evidence, Parity, Shape, Speed, Verdict
 from hipfire_kernels.errors import InputError
 
 ROOT = Path(__file__).parent.parent
 EVIDENCE, RECORDED = ROOT / "dispatch" / "evidence", ROOT / "bench" / "results"
 SHOWN = [
     *(RECORDED / f"{name}.json" for name in ("h200-table", "h200-peers", "h200-ab", "h200-parity", "h200-fuzz")),
-    *(EVIDENCE / f"{name}.json" for name in ("gfx1100", "sm_90")),
+    *sorted(EVIDENCE.glob("*.json")),
 ]
 """Files that the project's own page is made of."""
 
@@ -158,6 +159,21 @@ def of(*files: Path | dict[str, Any]) -> results.Results:
     return found
 
 
+def measured(route: str, heads: tuple[int, int] = (24, 4), **changes: Any) -> Evidence:
+    """A record of sm_90 as `hfk qualify` writes one, of the sources of today."""
+    kernels = [v.entry for v in families()["attention_verify_mma_q8"].variants()][:2]
+    return Evidence(
+        **{
+            "arch": "sm_90", "device": "Card", "driver": "driver 1, driver_api 2", "toolchain": "nvrtc: nvrtc 13.0",
+            "date": "2026-01-04", "route": route, "kind": "measured", "shape": Shape(256, *heads, (16,)),
+            "parity": Parity(40, 1e-6, 1e-5, True),
+            "speed": tuple(Speed(ctx, 16, 1.0, 2.0, 2.0, (1.9, 2.1), None) for ctx in (2048, 4096)),
+            "crossover": Crossover(2048, None, 4096), "verdict": Verdict(True, "2.00x"), "source": "a test",
+            "digests": {entry: str(evidence.source_digest(entry, "sm_90")) for entry in kernels}, **changes,
+        }
+    )  # fmt: skip
+
+
 def series() -> Series:
     return Series([BASE, "rows8"])
 
@@ -267,13 +283,15 @@ def test_reported_speeds_are_shown_where_nothing_was_measured(files: dict[str, P
 def test_no_curve_is_there_twice() -> None:
     """Of records for several numbers of heads, of tables of several shapes, beside other libraries."""
     every: list[Plot] = []
-    for files in ([EVIDENCE / "sm_90.json", EVIDENCE / "gfx1100.json"], SHOWN, [RECORDED / "h200-multirow.json"]):
-        found = of(*files)
+    several = of(EVIDENCE / "gfx1100.json")
+    for heads in ((24, 4), (32, 8), (16, 2)):
+        several.evidence += [measured(route, heads) for route in ("verify_mma", "verify_gqa", "dflash_n64")]
+    for found in (several, of(*SHOWN), of(RECORDED / "h200-multirow.json")):
         for part in (curves.speedup, curves.roofline, curves.error):
             drawn = part(found, series()).plots
             assert len({plot.title for plot in drawn}) == len(drawn)
             every += drawn
-    assert len(every) > 30
+    assert len(every) > 20
     for plot in every:
         names = [line.name for line in plot.lines]
         assert sorted(set(names)) == sorted(names), plot.title
@@ -283,7 +301,9 @@ def test_no_curve_is_there_twice() -> None:
 
 
 def test_evidence_is_beside_the_route_it_was_measured_against() -> None:
-    drawn = curves.speedup(of(EVIDENCE / "sm_90.json"), series()).plots
+    found = of()
+    found.evidence += [measured("dflash_n64"), measured("verify_mma")]
+    drawn = curves.speedup(found, series()).plots
     against = {line.name: plot.y for plot in drawn for line in plot.lines}
     assert against["dflash_n64"] == "speed-up over dflash_scalar"
     assert against["verify_mma"] == f"speed-up over {BASE}"
@@ -350,7 +370,7 @@ def test_what_failed_or_does_not_hold_is_red() -> None:
     failed = {"variant": "k", "longest": 1, "cases": 7, "worst": 1e-3}
     (table,) = records.parity([{"grid": [{**failed, "failed": ["one"]}, {**failed, "failed": []}]}]).tables
     assert [(row[-1].text, row[-1].tone) for row in table.rows] == [("1", "bad"), ("0", "")]
-    fresh = next(r for r in evidence.shipped() if r.kind == "measured" and r.verdict.admitted)
+    fresh = measured("verify_mma")
     stale = replace(fresh, digests=dict.fromkeys(fresh.digests or (), "0"))
     closed = replace(fresh, verdict=Verdict(False, "slow"))
     (table,) = records.evidence([fresh, stale, closed]).tables
@@ -391,8 +411,9 @@ def test_what_stands_above_says_what_it_belongs_to(files: dict[str, Path]) -> No
         ("Fuzzing", "NVIDIA H200 (driver 580.1), 2026-01-03"),
         ("Fuzzing", "host, 2026-01-03"),
     ]
-    measured = [line for name, line in html.about(of(EVIDENCE / "sm_90.json")) if name == "Evidence, measured"]
-    assert measured == ["sm_90, NVIDIA H200, driver 580.159.04, driver_api 13000, nvrtc 13.0, 2026-11-30"]
+    found = of()
+    found.evidence += [measured("verify_mma"), measured("verify_gqa")]
+    assert html.about(found) == [("Evidence, measured", "sm_90, Card, driver 1, driver_api 2, nvrtc 13.0, 2026-01-04")]
 
 
 @pytest.mark.parametrize(("x", "text"), [(2048, "2K"), (131072, "128K"), (20676, "20.7K"), (512, "512"), (0.5, "0.5")])
@@ -641,7 +662,7 @@ def test_what_both_arms_of_a_run_had_set() -> None:
 
 
 def test_evidence_says_for_which_heads_it_is() -> None:
-    found = [r for r in evidence.shipped() if (r.arch, r.route, r.shape.head_dim) == ("sm_90", "verify_mma", 256)]
+    found = [measured("verify_mma", heads) for heads in ((24, 4), (32, 8), (16, 2))]
     (table,) = records.evidence(found).tables
     at = list(table.columns).index("heads")
     assert {row[at].text for row in table.rows} == {"24/4", "32/8", "16/2"}

@@ -556,7 +556,8 @@ def test_the_command_times_by_the_clock_on_the_host(tmp_path: Path, capsys: pyte
     ("arguments", "code", "message"),
     [
         (("--device", "cuda:77"), 3, "cuda"),
-        (("--device", "host", "--family", "nonsense"), 2, "family 'nonsense' has no choices to tune"),
+        (("--device", "host", "--family", "nonsense"), 2, f"--family is 'nonsense'; legal: {MMA}, {GQA}, {N64}"),
+        (("--device", "host", "--family", "attention_dflash_f32"), 2, f"legal: {MMA}, {GQA}, {N64}"),
         (("--device", "host", "--rows", "0"), 2, "--rows is '0'; required: positive whole numbers"),
         (("--device", "host", "--rows", "64", "--ctx", "32"), 2, "--ctx is 32 with 64 rows"),
         (("--device", "host", "--head-dim", "64"), 2, "no kernel has these head_dims, heads and rows"),

@@ -22,13 +22,20 @@ if TYPE_CHECKING:
     from hipfire_kernels.dispatch.tuning import Tuning
 
 
+def _tunable() -> list[str]:
+    """The families that have a choice."""
+    from hipfire_kernels.bench.tune import tunable
+
+    return [row.family for row in tunable([])]
+
+
 def tune(
     device: Annotated[
         str, _choices.option(_choices.devices, metavar="DEVICE", help="auto: the first GPU. host: the CPU.")
     ] = "auto",
     family: Annotated[
         list[str] | None,
-        _choices.option(_choices.families, metavar="FAMILY", help="A family; may be repeated. [default: all]"),
+        _choices.option(_tunable, metavar="FAMILY", help="A family; may be repeated. [default: all]"),
     ] = None,
     head_dim: Annotated[str | None, typer.Option(help="Comma-separated. [default: 128,256; host: 128]")] = None,
     heads: Annotated[str | None, typer.Option(help="Query/KV heads. [default: 24/4; draft: 32/8; host: 6/1]")] = None,
