@@ -58,13 +58,13 @@ class Decision:
     def explain(self) -> str:
         """The decision in words, a line a reason."""
         lines = [f"route: {self.route or 'none, nothing may run'}"]
-        lines += [f"  {check}" for check in self.checks.get(str(self.route), ()) if check.name == workspace.NAME]
         if self.evidence:
             lines.append(f"  on {self.evidence.kind} evidence: {self.evidence.source}")
         if self.tuning:
             lines.append(f"  {self.tuning.why}")
         if self.fallback:
             lines.append(f"  falls back to: {self.fallback}")
+        lines += [f"  {check}" for check in self.checks.get(str(self.route), ()) if check.name == workspace.NAME]
         if self.speed:
             lines.append(f"  measured over {ESTABLISHED}: {', '.join(map(_measured, self.speed.items()))}")
         for name, failed in self.rejected.items():

@@ -177,6 +177,28 @@ def test_a_numpy_flag_is_a_flag(path: Callable[..., None], name: str) -> None:
     assert np.array_equal(got, want)
 
 
+@pytest.mark.parametrize(
+    ("run", "given"),
+    [
+        (attend, {"scale": "0.1"}),
+        (attend, {"scale": 1e39}),
+        (attend, {"window": 2**32 + 1}),
+        (attend, {"ctx": 39}),
+        (attend, {"ctx": 39, "capturing": True}),
+        (attend, {"ctx": 39, "recording": True}),
+        (attend, {"recording": 1}),
+        (draft_attend, {"scale": "0.1"}),
+        (draft_attend, {"window": 2**32 + 1}),
+        (draft_attend, {"causal": 1}),
+    ],
+)
+def test_nothing_is_decided_about_a_call_that_is_refused(run: Callable[..., None], given: dict[str, Any]) -> None:
+    decided: list[Decision] = []
+    with pytest.raises(InputError):
+        run(np.zeros((ROWS, HEADS, HEAD_DIM), np.float32), on_decision=decided.append, **given)
+    assert not decided
+
+
 def test_a_number_that_equals_the_last_one_is_not_taken_for_it() -> None:
     plan = hk.plan(request(), "host", capacity=CTX + 37)
     out = np.zeros((ROWS, HEADS, HEAD_DIM), np.float32)
@@ -304,7 +326,8 @@ def test_numbers_of_a_launch() -> None:
 
 
 def test_an_extent_that_a_shape_names_may_not_differ_from_it() -> None:
-    variant = own(extents={"n": (1, 64)}, args=lambda v: (Tensor("out", "f32", ("n",), writes=True),))
+    args = (Tensor("out", "f32", ("n",), writes=True),)
+    variant = own(extents={"n": (1, 64)}, args=lambda v: args, grid=lambda v, s: (s.n, 1, 1))
     views = {"out": View(64, (10,), "f32", True)}
     assert binding.bind(variant, views).symbols.n == 10
     with pytest.raises(InputError, match=r"^n is 11; required: 10, as the shape of out has it"):
@@ -370,7 +393,8 @@ def test_more_blocks_than_a_launch_can_have(
     name: str, grid: tuple[int, int, int], threads: int, axis: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Refused before it is built. One block fewer is not."""
-    monkeypatch.setattr(binding, "kernel", lambda variant, device: "loaded")
+    built: list[str] = []
+    monkeypatch.setattr(binding, "kernel", lambda variant, device: built.append(variant.name))
     device: Any = SimpleNamespace(arch=arch(name))
     views = {n: View(64, (10,), "f32", True) for n in ("x", "out")}
 
@@ -382,6 +406,7 @@ def test_more_blocks_than_a_launch_can_have(
     message = f"own: the grid has {grid[at]:,} blocks in {axis}; required: at most {most:,}.*Split the call"
     with pytest.raises(InputError, match=message):
         prepared(grid)
+    assert not built
     largest = tuple(most if i == at else blocks for i, blocks in enumerate(grid))
     assert prepared(largest).grid == largest
 

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from route_lab import opened
 
 import hipfire_kernels as hk
 from hipfire_kernels import errors
-from hipfire_kernels.authoring.family import KernelFamily
+from hipfire_kernels.authoring.family import KernelFamily, Variant
 from hipfire_kernels.checking.parity import Case, Result, inputs
 from hipfire_kernels.dispatch import AttendRequest, admit
 from hipfire_kernels.errors import InputError
@@ -202,6 +203,13 @@ def test_every_variant_and_family_travels_by_name() -> None:
     assert len(pickle.dumps(variant)) < 300
 
 
+def test_a_variant_that_the_other_process_does_not_have_is_refused_there() -> None:
+    """Another version of the package, say."""
+    removed = Variant(TILE, (("head_dim", 320), ("mask", "causal")))
+    with pytest.raises(InputError, match="attention_flash_q8_0_tile_batched: head_dim=320 is not declared"):
+        pickle.loads(pickle.dumps(removed))
+
+
 def test_a_family_of_ones_own_says_why_it_does_not() -> None:
     own: KernelFamily = dataclasses.replace(TILE, doc="changed")
     for value in (own, own.variant(head_dim=64, mask="causal"), {"deep": [own]}):
@@ -215,14 +223,15 @@ def test_requests_decisions_and_results_travel() -> None:
     gfx = dataclasses.replace(
         REQUEST, arch="gfx1100", head_dim=256, n_heads=24, n_kv_heads=4, rows=16, logical_ctx=20676
     )
-    mma = dataclasses.replace(gfx, arch="sm_90", multiprocessors=132)
+    with opened(128, 4, 2):
+        tuned = admit(dataclasses.replace(REQUEST, head_dim=128), route_name="verify_gqa")
+    assert tuned.tuning is not None
     result = Result(TILE.variant(head_dim=64, mask="causal"), Case(5, 40, 4, 2, 64), 1e-7, 1e-5, "")
-    for value in (REQUEST, gfx, admit(REQUEST), admit(gfx), admit(mma), result):
+    for value in (REQUEST, gfx, admit(REQUEST), admit(gfx), tuned, result):
         found = travelled(value)
         assert found == value
         assert type(found) is type(value)
     assert travelled(admit(gfx)).explain() == admit(gfx).explain()
-    assert admit(mma).tuning is not None
 
 
 def test_results_of_a_generation_travel() -> None:

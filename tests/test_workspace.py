@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import hipfire_kernels as hk
 from hipfire_kernels.cli import app
-from hipfire_kernels.dispatch import AttendRequest, Check, admit, policy
+from hipfire_kernels.dispatch import AttendRequest, Check, admit, policy, tuning
 from hipfire_kernels.errors import DeviceError, InputError, NotAdmitted
 from hipfire_kernels.running.devices import memory
 from hipfire_kernels.running.devices.host import HostDevice
@@ -82,6 +82,17 @@ def test_the_price_is_what_a_plan_holds(route: str, host: Any) -> None:
     with opened(128, 4, 2):
         plan = hk.plan(VERIFY, host, route=route)
         assert plan.workspace_bytes == price(VERIFY, route).observed
+
+
+@pytest.mark.parametrize("route", ["verify_gqa", "dflash_n64"])
+def test_a_tuning_is_in_the_price(route: str, host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = tuning.Choice({"splits": 7}, "a test")
+    monkeypatch.setattr(tuning, "find", lambda family, request: chosen if family.records == "split" else None)
+    with opened(128, 4, 2):
+        asked = DRAFT if route == "dflash_n64" else VERIFY
+        assert price(asked, route).observed == 4 * 5 * 4 * 7 * (2 + 128)
+        if asked is VERIFY:
+            assert hk.plan(asked, host, route=route).workspace_bytes == price(asked, route).observed
 
 
 def test_the_price_is_what_a_draft_holds(host: Any) -> None:

@@ -12,7 +12,7 @@ from hipfire_kernels.authoring.family import Site, Variant
 from hipfire_kernels.errors import InputError
 from hipfire_kernels.kernels import families
 from hipfire_kernels.layout import partials_shape
-from hipfire_kernels.running.arguments import flag, real, window_keys
+from hipfire_kernels.running.arguments import flag, window_keys
 from hipfire_kernels.running.attention import check_heads, reducer, splits_of
 from hipfire_kernels.running.binding import BoundLaunch, bind, check_apart, prepare, rivals
 from hipfire_kernels.running.devices.protocol import Device, Launch, View
@@ -86,7 +86,7 @@ def draft_launches(
     if sliding and not chosen.sliding:
         raise InputError(f"{chosen.name} has no window and no causal mask; take its variant with sliding=True")
     span = {"window": window or keys + rows, "causal": int(causal)} if chosen.sliding else {}
-    scalars = {"scale": 1 / math.sqrt(head_dim) if scale is None else real("scale", scale), **span}
+    scalars = {"scale": 1 / math.sqrt(head_dim) if scale is None else scale, **span}
     to = {"out": device.view("out", out)}
     merging = reducer(chosen)
     if merging is None:
