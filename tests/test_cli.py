@@ -218,6 +218,7 @@ CHOICES: dict[str, dict[str, tuple[str, str]]] = {
     "generate": {"kv_format": ("f23", "f32"), "speculation": ("of", "off")},
     "convert": {"wanted": ("mq44", "mq4")},
     "render": {"arch": ARCH},
+    "bundle": {"arch": ARCH},
     "build": {"arch": ("gfx1201,gfx1l51", "gfx1151"), "toolchain": ("clagn", "clang")},
     "isa": {"arch": ("sm90", "sm_90"), "toolchain": ("hirptc", "hiprtc")},
     "diff": {"arch": ARCH, "device": DEVICE},
@@ -338,13 +339,14 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(
 
 def test_every_option_for_a_file_to_write_is_known_here() -> None:
     found = {f"{name} --{option}" for name in NAMES for option in ("out", "trace") if option in options(name)}
-    assert found - {"fuzz --out", "sanitize --out"} == {*WRITERS, "convert --out"} - {"convert"}
+    folders = {f"{name} --out" for name in ("bundle", "fuzz", "sanitize")}
+    assert found - folders == {*WRITERS, "convert --out"} - {"convert"}
 
 
-@pytest.mark.parametrize("command", ["fuzz", "sanitize"])
+@pytest.mark.parametrize("command", ["fuzz --all", "sanitize --all", "bundle --arch gfx1100"])
 def test_a_folder_for_failing_cases_that_cannot_be_made(hfk: Hfk, tmp_path: Path, command: str) -> None:
     (tmp_path / "file").touch()
-    run = hfk(command, "--all", "--out", str(tmp_path / "file" / "below" / "folder"))
+    run = hfk(*command.split(), "--out", str(tmp_path / "file" / "below" / "folder"))
     assert run.code == 2
     assert f"cannot be made in {tmp_path / 'file'}: it is no folder" in run.err
 

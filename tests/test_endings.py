@@ -103,6 +103,7 @@ class Command:
 
 LONG: dict[str, str] = {
     "build": "--all --arch gfx1100,gfx1201",
+    "bundle": "--all --arch gfx1100,gfx1201 --out bundle",
     "lint": "",
     "parity": "--all",
     "fuzz": "--all --count 100000",

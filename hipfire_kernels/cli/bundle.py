@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def bundle(
     arch: Annotated[str, _choices.option(_choices.archs_or_all, listed=True, metavar="ARCH,...", help="The archs.")],
-    out: Annotated[Path, typer.Option(help="The folder to write; it must not hold a bundle yet.")],
+    out: Annotated[Path, _out.new_folder("The folder to write; it must not hold a bundle yet.")],
     variants: _select.Variants = None,
     everything: _select.All = False,
     requests: Annotated[
