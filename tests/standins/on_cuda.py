@@ -230,10 +230,10 @@ def test_an_empty_log_spoils_no_shared_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "why"), [("WRONG", "kernel:7:9: error: no such thing"), ("OPTION", "NVRTC_ERROR_INVALID_OPTION")]
+    ("word", "why"), [("WRONG", "kernel:7: error: no such thing"), ("OPTION", "NVRTC_ERROR_INVALID_OPTION")]
 )
 def test_a_source_that_is_refused(word: str, why: str) -> None:
-    with pytest.raises(CompileError, match=f"nvrtc did not compile the source for sm_90: .*{why}") as refused:
+    with pytest.raises(CompileError, match=f"(?s)nvrtc did not compile the source for sm_90 .*{why}") as refused:
         compiled(word)
     assert refused.value.source == word
     assert ("1 error generated" in refused.value.log) is (word == "WRONG")

@@ -169,7 +169,7 @@ def write_some(device: GpuDevice, variant: Variant) -> None:
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("WRONG", r"{toolchain} did not compile the source for {arch}: kernel:7:9: error: no such thing"),
+        ("WRONG", r"(?s){toolchain} did not compile the source for {arch} .* kernel:7: error: no such thing"),
         ("", r"error: not prepared: kv_cache_write_q8_0_batched for {arch}"),
     ],
 )
