@@ -36,7 +36,6 @@ def kernel(body: str, *args: Arg, block: int = 32, lds: tuple[Lds, ...] = ()) ->
         grid=lambda v, s: (s.n // block, 1, 1),
         block=block,
         lds=lambda v, arch: lds,
-        oracle="attend",
         tolerance=hk.Tolerance(0),
         body=f"{{{{ signature }}}} {{\n{declared}const int at = block_x() * {block} + thread();\n{body}\n}}\n",
     )
