@@ -80,8 +80,7 @@ def bits_of(name: str, numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def inputs(name: str) -> np.ndarray[Any, Any]:
-    """[4, N]: the first row has numbers of the whole range, of floats such that a half is one too; the rest is something
-    else."""
+    """[4, N]: the first row has numbers of the whole range, or floats whose half is one too; the rest is not read."""
     rng = np.random.default_rng(sorted(STORED).index(name))
     array = np.full((4, N), 77, STORED[name])
     if "f" in name:
