@@ -63,14 +63,20 @@ __device__ __forceinline__ float atomic_add(float* p, float x) {
     return __builtin_amdgcn_global_atomic_fadd_f32((Global)p, x);
 }
 
-// COUNT elements by one access. These archs take any address; the compiler must know what ALIGN promises.
+// What one access moves, as the compiler must see it: of a memcpy it forgets what the address is a multiple of.
+template <int BYTES, int ALIGN>
+struct Access {
+    typedef unsigned char Type __attribute__((ext_vector_type(BYTES), aligned(ALIGN), may_alias));
+};
+
+// COUNT elements by one access. Global memory takes any address here, LDS one that is a multiple of the bytes.
 template <int COUNT, int ALIGN = 0, class T>
 __device__ __forceinline__ Vec<T, COUNT> load_vec(const T* p) {
-    Vec<T, COUNT> v;
-    __builtin_memcpy(&v, __builtin_assume_aligned(p, VecAlign<T, COUNT, ALIGN>::VALUE), sizeof(v));
-    return v;
+    typedef typename Access<sizeof(T) * COUNT, VecAlign<T, COUNT, ALIGN>::VALUE>::Type Type;
+    return __builtin_bit_cast(Vec<T, COUNT>, *(const Type*)(const void*)p);
 }
 template <int ALIGN = 0, class T, int COUNT>
 __device__ __forceinline__ void store_vec(T* p, const Vec<T, COUNT>& v) {
-    __builtin_memcpy(__builtin_assume_aligned(p, VecAlign<T, COUNT, ALIGN>::VALUE), &v, sizeof(v));
+    typedef typename Access<sizeof(T) * COUNT, VecAlign<T, COUNT, ALIGN>::VALUE>::Type Type;
+    *(Type*)(void*)p = __builtin_bit_cast(Type, v);
 }

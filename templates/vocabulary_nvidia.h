@@ -81,27 +81,36 @@ __device__ __forceinline__ bool wave_all(bool x) { return __all_sync(0xffffffffu
 __device__ __forceinline__ int atomic_add(int* p, int x) { return atomicAdd(p, x); }
 __device__ __forceinline__ float atomic_add(float* p, float x) { return atomicAdd(p, x); }
 
+// What one access moves: a number, or words side by side. Of a struct of small elements ptxas would move each alone.
+template <int BYTES>
+struct alignas(BYTES) Access {
+    unsigned word[BYTES / 4];
+};
+template <>
+struct Access<2> {
+    unsigned short half;
+};
+template <>
+struct Access<1> {
+    unsigned char byte;
+};
+
 // COUNT elements by one access, or by as many as an address that is a multiple of ALIGN alone takes here.
 template <int COUNT, int ALIGN = 0, class T>
 __device__ __forceinline__ Vec<T, COUNT> load_vec(const T* p) {
-    constexpr int PART = VecAlign<T, COUNT, ALIGN>::VALUE / (int)sizeof(T);
+    constexpr int EACH = VecAlign<T, COUNT, ALIGN>::VALUE;
+    Access<EACH> parts[sizeof(T) * COUNT / EACH];
+#pragma unroll
+    for (int i = 0; i < (int)sizeof(T) * COUNT / EACH; ++i) parts[i] = ((const Access<EACH>*)(const void*)p)[i];
     Vec<T, COUNT> v;
-#pragma unroll
-    for (int i = 0; i < COUNT; i += PART) {
-        const Vec<T, PART> part = *(const Vec<T, PART>*)(const void*)(p + i);
-#pragma unroll
-        for (int j = 0; j < PART; ++j) v[i + j] = part[j];
-    }
+    memcpy(&v, parts, sizeof(v));
     return v;
 }
 template <int ALIGN = 0, class T, int COUNT>
 __device__ __forceinline__ void store_vec(T* p, const Vec<T, COUNT>& v) {
-    constexpr int PART = VecAlign<T, COUNT, ALIGN>::VALUE / (int)sizeof(T);
+    constexpr int EACH = VecAlign<T, COUNT, ALIGN>::VALUE;
+    Access<EACH> parts[sizeof(T) * COUNT / EACH];
+    memcpy(parts, &v, sizeof(v));
 #pragma unroll
-    for (int i = 0; i < COUNT; i += PART) {
-        Vec<T, PART> part;
-#pragma unroll
-        for (int j = 0; j < PART; ++j) part[j] = v[i + j];
-        *(Vec<T, PART>*)(void*)(p + i) = part;
-    }
+    for (int i = 0; i < (int)sizeof(T) * COUNT / EACH; ++i) ((Access<EACH>*)(void*)p)[i] = parts[i];
 }

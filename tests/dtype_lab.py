@@ -10,14 +10,15 @@ from hipfire_kernels.authoring.args import C_TYPES, Scalar, Tensor
 from hipfire_kernels.authoring.family import KernelFamily, Tolerance
 
 N = 64
-_TWICE = {
-    "f16": "f32_to_f16(2.0f * f16_to_f32({x}))",
-    "bf16": "f32_to_bf16(2.0f * bf16_to_f32({x}))",
+_HALF = {
+    "f16": "f32_to_f16(0.5f * f16_to_f32({x}))",
+    "bf16": "f32_to_bf16(0.5f * bf16_to_f32({x}))",
 }
+"""Half of a number; by other types it is another one."""
 
 DTYPES = KernelFamily(
     name="dtypes",
-    doc="32 elements: of each array the first row copied, the number, the first row twice",
+    doc="32 elements: of each array the first row copied, the number, half of the first row",
     params={},
     entry=lambda v: "dtypes",
     args=lambda v: (
@@ -31,7 +32,7 @@ DTYPES = KernelFamily(
     + "".join(
         f"    x_{name}[n + i] = x_{name}[i];\n"
         f"    x_{name}[2 * n + i] = s_{name};\n"
-        f"    x_{name}[3 * n + i] = {_TWICE.get(name, f'({ctype})(2 * {{x}})').format(x=f'x_{name}[i]')};\n"
+        f"    x_{name}[3 * n + i] = {_HALF.get(name, f'({ctype})({{x}} / 2)').format(x=f'x_{name}[i]')};\n"
         for name, ctype in C_TYPES.items()
     )
     + "}\n",
@@ -79,15 +80,13 @@ def bits_of(name: str, numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def inputs(name: str) -> np.ndarray[Any, Any]:
-    """[4, N]: the first row has numbers whose double is one of the dtype too, the rest is something else."""
+    """[4, N]: the first row has numbers of the whole range, or floats whose half is one too; the rest is not read."""
     rng = np.random.default_rng(sorted(STORED).index(name))
-    if name in ("f32", "f16", "f64", "bf16"):
-        row = rng.integers(-120, 120, N) / 16
-    else:
-        low = -60 if name[0] == "i" else 0
-        row = rng.integers(low, 60, N) if "8" in name else rng.integers(low, 16000, N)
     array = np.full((4, N), 77, STORED[name])
-    array[0] = bits_of(name, row)
+    if "f" in name:
+        array[0] = bits_of(name, rng.integers(-120, 120, N) / 16)
+    else:
+        array[0] = rng.integers(LOWEST[name], HIGHEST[name], N, dtype=STORED[name], endpoint=True)
     return array
 
 
@@ -97,7 +96,9 @@ def wanted(name: str, given: np.ndarray[Any, Any], number: Any) -> np.ndarray[An
     result[1] = given[0]
     result[2] = bits_of(name, np.array([number], np.float64 if "f" in name else object))[0]
     if name == "bf16":
-        result[3] = bits_of(name, 2 * (given[0].astype(np.uint32) << 16).view(np.float32))
+        result[3] = bits_of(name, (given[0].astype(np.uint32) << 16).view(np.float32) / 2)
+    elif "f" in name:
+        result[3] = given[0] / 2
     else:
-        result[3] = 2 * given[0]
+        result[3] = [abs(x) // 2 * (1 if x > 0 else -1) for x in given[0].tolist()]
     return result

@@ -17,7 +17,7 @@ from hipfire_kernels.archs import arch
 from hipfire_kernels.authoring.args import Arg, Lds, Scalar, Tensor
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.building.toolchains.registry import choose
-from hipfire_kernels.errors import CompileError, DeadlockError, DeviceError, InputError
+from hipfire_kernels.errors import CompileError, DeadlockError, DeviceError, InputError, ToolchainUnavailable
 from hipfire_kernels.inspecting import isa, lint, lint_cuda
 from hipfire_kernels.running.devices.host import HostDevice
 
@@ -375,6 +375,7 @@ def test_atomics() -> None:
     atomic_add(whole + at % 3, 1);
     atomic_add(real + at % 3, 0.25f);
     before[at] = atomic_add(whole + n - 1, 1);
+    for (int i = 0; i < 100; ++i) atomic_add(whole + 4, 1), atomic_add(real + 4, 1.0f);  // where others are at it too
     block_sync();
     if (thread() == 0) atomic_add(whole + 3, counts[0]), atomic_add(real + 3, sums[0]);
     """
@@ -384,8 +385,8 @@ def test_atomics() -> None:
     whole, real, before = np.zeros((1, n), np.int32), np.zeros((1, n), np.float32), np.zeros((1, n), np.int32)
     hk.launch(variant, HostDevice(), whole=whole, real=real, before=before)
     thirds = np.bincount(np.arange(n) % 3)
-    assert whole[0, :4].tolist() == [*thirds, n * (n - 1) // 2]
-    assert real[0, :4].tolist() == [*(thirds / 4), n / 2]
+    assert whole[0, :5].tolist() == [*thirds, n * (n - 1) // 2, 100 * n]
+    assert real[0, :5].tolist() == [*(thirds / 4), n / 2, 100 * n]
     assert whole[0, -1] == n
     assert np.array_equal(np.sort(before[0]), np.arange(n))  # each came once
 
@@ -399,15 +400,20 @@ VECS = [
 
 
 def test_vectors() -> None:
-    """Each type and width, to the address it asks for and from one that is less aligned, through LDS too."""
+    """Each type and width through LDS to where it came from, and between addresses that are only an element's."""
     args = [rows(f"x_{dtype}", dtype, 1) for dtype in dict(VECS)]
     lines = []
-    for dtype, count in VECS:
-        lines.append(f"if (which == {len(lines)} && {count} * at < n - {count}) {{")
-        lines[-1] += f" auto v = load_vec<{count}>(x_{dtype} + {count} * at); v[0] += 1; v[{count - 1}] += 2;"
-        lines[-1] += f" store_vec((decltype(&x_{dtype}[0]))staged + {count} * lane(), v);"
-        lines[-1] += f" v = load_vec<{count}>((decltype(&x_{dtype}[0]))staged + {count} * lane());"
-        lines[-1] += f" store_vec(x_{dtype} + {count} * at, v); }}"
+    for i, (dtype, count) in enumerate(VECS):
+        x, staged, own = f"x_{dtype}", f"(decltype(&x_{dtype}[0]))staged + {count} * lane()", f"{count} * at"
+        lines += [
+            f"if (which == {i} && {own} < n - {count}) {{",
+            f"    auto v = load_vec<{count}>({x} + {own}); v[0] += 1; v[{count - 1}] += 2;",
+            f"    store_vec({staged}, v);",
+            f"    store_vec({x} + {own}, load_vec<{count}>({staged}));",
+            "}",
+            f"if (which == {len(VECS) + i} && at == 0)",
+            f"    store_vec<sizeof({x}[0])>({x} + n - {count} - 1, load_vec<{count}, sizeof({x}[0])>({x} + 1));",
+        ]
     variant = kernel("\n".join(lines), *args, Scalar("which", "i32"), lds=(Lds("staged", "unsigned char", 512),))
     n = 128
     for i, (dtype, count) in enumerate(VECS):
@@ -417,6 +423,9 @@ def test_vectors() -> None:
         edited[:, 0] += 1
         edited[:, -1] += 2
         hk.launch(variant, HostDevice(), which=i, **arrays)
+        assert np.array_equal(arrays[f"x_{dtype}"], want), (dtype, count)
+        want[0, n - count - 1 : n - 1] = want[0, 1 : 1 + count]
+        hk.launch(variant, HostDevice(), which=len(VECS) + i, **arrays)
         assert np.array_equal(arrays[f"x_{dtype}"], want), (dtype, count)
 
 
@@ -456,8 +465,8 @@ CODE = {
     "rcp_f32": (f"{OUT} = rcp_f32({X});", "v_rcp_f32"),
     "rsqrt_f32": (f"{OUT} = rsqrt_f32({X});", "v_rsq_f32"),
     "log2_f32": (f"{OUT} = log2_f32({X});", "v_log_f32"),
-    "sin_f32": (f"{OUT} = sin_f32({X});", "v_rndne_f32.*v_sin_f32"),
-    "cos_f32": (f"{OUT} = cos_f32({X});", "v_rndne_f32.*v_cos_f32"),
+    "sin_f32": (f"{OUT} = sin_f32({X});", "^(?!.*v_fract).*v_rndne_f32.*v_sin_f32"),
+    "cos_f32": (f"{OUT} = cos_f32({X});", "^(?!.*v_fract).*v_rndne_f32.*v_cos_f32"),
     "tanh_f32": (f"{OUT} = tanh_f32({X});", "v_exp_f32.*v_rcp_f32"),
     "clamp_f32": (
         f"{OUT} = clamp_f32({X}, -1.0f, {X} + 3.0f);",
@@ -500,7 +509,7 @@ CODE = {
         "global_load_b128",
     ),
     "load_vec from LDS": (
-        f"shared[lane()] = {X}; block_sync(); store_vec(out + 4 * at, load_vec<4>(shared + 4 * (lane() & 7)));",
+        f"shared[lane()] = {X}; block_sync(); store_vec(out + 4 * at, load_vec<4>(shared + {AT}));",
         "ds_load_b128",
     ),
     "f32_to_bf16": (f"half[at] = f32_to_bf16({X});", "v_bfe_u32.*v_add3_u32.*global_store_d16_hi_b16"),
@@ -562,11 +571,61 @@ def test_the_nvidia_dialect_by_clang() -> None:
     assert lint_cuda.complaints(variant.source("sm_90"), (*lint.WARNINGS, "-Wcast-align")) == ""
 
 
-@pytest.mark.parametrize(
-    ("count", "asm"), [("sqrt", "__fsqrt_rn"), ("sin", "sin.approx.ftz.f32"), ("log2", "lg2.approx.ftz.f32")]
-)
-def test_the_nvidia_dialect_names_its_instructions(count: str, asm: str) -> None:
-    assert asm in use(f"{count}_f32").source("sm_90")
+SASS = {
+    "sqrt_f32": r"MUFU\.RSQ",
+    "floor_f32": r"FRND\.FLOOR",
+    "rcp_f32": r"MUFU\.RCP",
+    "rsqrt_f32": r"MUFU\.RSQ",
+    "log2_f32": r"MUFU\.LG2",
+    "sin_f32": r"FRND .*MUFU\.SIN",
+    "cos_f32": r"FRND .*MUFU\.COS",
+    "tanh_f32": r"MUFU\.EX2.*MUFU\.RCP",
+    "clamp_f32": "FMNMX.*FMNMX",
+    "popcount_u32": "POPC",
+    "clz_u32": "FLO",
+    "ctz_u32": "BREV.*FLO",
+    "reverse_bits_u32": "BREV",
+    "mul_hi_i32": r"IMAD\.(WIDE|HI)",
+    "mul_hi_u32": r"IMAD\.(WIDE|HI)\.U32",
+    "min_i32": "MNMX",
+    "max_i32": "MNMX",
+    "min_u32": r"MNMX\.U32",
+    "max_u32": r"MNMX\.U32",
+    "clamp_i32": "MNMX.*MNMX",
+    "byte_perm": "PRMT",
+    "lane_get": r"SHFL\.IDX",
+    "lane_get_uniform": r"SHFL\.IDX",
+    "wave_scan_sum": r"(SHFL\.UP.*){4}SHFL\.IDX",
+    "wave_scan_sum_exclusive": r"(SHFL\.UP.*){5}SHFL\.IDX",
+    "wave_ballot": "VOTE",
+    "wave_any": r"VOTE\.ANY",
+    "wave_all": r"VOTE\.ALL",
+    "atomic_add f32": r"RED.*ADD\.F32",
+    "atomic_add f32 with what was there": r"ATOMG.*ADD\.F32",
+    "atomic_add i32": r"RED.*ADD\.",
+    "atomic_add f32 in LDS": "ATOMS",
+    "atomic_add i32 in LDS": "ATOMS",
+    "load_vec": r"LDG\.E\.128.*STG\.E\.128",
+    "load_vec of 8 bytes": r"LDG\.E\.64.*STG\.E\.64",
+    "load_vec of bytes": r"(LDG\.E\.U16.*){8}",
+    "load_vec from LDS": r"LDS\.128",
+    "f32_to_bf16": r"F2FP\.BF16",
+    "bf16_to_f32": r"LDG\.E\.U16",
+    "bits": r"STG\.E",
+}
+
+
+def test_machine_code_of_nvidia() -> None:
+    target = arch("sm_90")
+    assert list(SASS) == list(CODE)
+    for name, pattern in SASS.items():
+        try:
+            text = choose(target).assembly(use(name).source("sm_90"), target)
+        except ToolchainUnavailable as error:
+            pytest.skip(str(error))
+        code = " ".join(one.text for one in isa.parse(text, "words", "sm_90").instructions)
+        assert re.search(pattern, code), (name, code)
+        assert not re.search(r"\b(LDL|STL)\b", code), (name, code)
 
 
 # ---- the words and their table --------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ __device__ float fminf(float, float);
 __device__ float fabsf(float);
 __device__ float rintf(float);
 __device__ float exp2f(float);
+__device__ void* memcpy(void*, const void*, unsigned long);
 __device__ float floorf(float);
 __device__ float __fsqrt_rn(float);
 __device__ float __int_as_float(int);
