@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from hipfire_kernels.authoring.args import LDS_TYPES
 from hipfire_kernels.errors import DeviceError, MemoryFault
+from hipfire_kernels.running.devices import memory
 from hipfire_kernels.running.devices.pages import PAGE, Pages, rounded
 from hipfire_kernels.running.devices.protocol import DTYPES, Argument, KernelArgs
 
@@ -98,6 +99,9 @@ class Copies:
         self.at: dict[str, int] = {}
         self._slack: dict[str, tuple[int, int]] = {}  # bytes behind an array that are no page's, and what they hold
         groups = self._groups()
+        nbytes = sum(group[0].nbytes for group in groups)
+        if nbytes >= memory.WORTH_ASKING and nbytes > (left := memory.available()):
+            raise DeviceError(f"{nbytes:,} bytes are not there for a checked launch's copies: {left:,} are left")
         ahead = max([AHEAD, *(rounded(one.nbytes) for one in self._arrays)])
         try:
             self._pages = Pages(ahead + sum(rounded(group[0].nbytes + _WIDEST) + ahead for group in groups))

@@ -129,7 +129,7 @@ class Check:
     def _some(self, stretches: Sequence[Stretch]) -> list[Stretch]:
         """The first part of each stretch, and the corners of the grid: an index that rises or falls with the block in
         each direction is least and greatest there."""
-        found = [(first, first + (last - first) // AGAIN) for first, last in stretches]
+        found = [(first, first + last // AGAIN - first // AGAIN) for first, last in stretches]
         x, y, _ = self.launch.grid
         for corner in itertools.product(*((0, extent - 1) for extent in self.launch.grid)):
             block = corner[0] + x * (corner[1] + y * corner[2])
