@@ -15,4 +15,4 @@ constexpr float NONE = -1e30f, HIDDEN = LOWEST;
 
 // What f32 kernels multiply queries (or keys) with, and scores with to take it back: products of the largest f32 with
 // codes, or with keys, are added up before scales make them smaller. Powers of two: no bit changes.
-constexpr float SMALLER = 1.0f / 65536.0f, LARGER = 65536.0f;
+[[maybe_unused]] constexpr float SMALLER = 1.0f / 65536.0f, LARGER = 65536.0f;
