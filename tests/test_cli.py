@@ -26,7 +26,7 @@ from hipfire_kernels.bench import ab
 from hipfire_kernels.building import builder
 from hipfire_kernels.building.toolchains import registry, sanitized
 from hipfire_kernels.building.toolchains.host import HostToolchain
-from hipfire_kernels.checking import numbers, parity
+from hipfire_kernels.checking import numbers, oracle, parity
 from hipfire_kernels.cli import _load, _select, app, generate
 from hipfire_kernels.dispatch import policy
 from hipfire_kernels.dispatch.routes import ROUTES, routes_of
@@ -515,7 +515,7 @@ def test_parity_reports_the_worst_error(hfk: Hfk) -> None:
     assert merge["cases"] == rows["cases"] > 40
     assert 0 < merge["worst"] <= merge["limit"] == 1e-5
     assert "parity 2/2" in run.err
-    assert "1 variants, 45 cases, 0 failures" in hfk("parity", REDUCE, "--quick", "--thread-order", "7").out
+    assert "1 variants, 51 cases, 0 failures" in hfk("parity", REDUCE, "--quick", "--thread-order", "7").out
 
 
 def test_parity_prints_the_limit_that_was_applied(hfk: Hfk) -> None:
@@ -535,11 +535,13 @@ def test_parity_fails_on_a_faulty_launch(hfk: Hfk, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(_select, "families", lambda: {family.name: replace(family, grid=one_short)})
     run = hfk("parity", REDUCE, "--quick")
     assert run.code == 1
-    assert re.search(rf"FAILED {REDUCE} B1-ctx1-h2/2-d32-normal-seed\d+: .* unwritten at row 0, head 1", run.out)
-    assert "1 variants, 45 cases, 45 failures" in run.out
+    assert re.search(
+        rf"FAILED {REDUCE} B1-ctx1-h2/2-d32-normal-seed\d+: .* nan at row 0, head 1, dim 0, where", run.out
+    )
+    assert "1 variants, 51 cases, 51 failures" in run.out
     failed = hfk("parity", REDUCE, "--quick", "--json").document["variants"][0]
     assert failed["worst"] is None
-    assert len(failed["failures"]) == 45
+    assert len(failed["failures"]) == 51
 
 
 def test_parity_keeps_the_worst_of_all_cases(hfk: Hfk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -550,7 +552,7 @@ def test_parity_keeps_the_worst_of_all_cases(hfk: Hfk, monkeypatch: pytest.Monke
         orders.add(device.thread_order)
         return parity.Result(variant, case, next(errors), 1e-5)
 
-    monkeypatch.setattr(parity, "check", check)
+    monkeypatch.setattr(oracle, "check", check)
     run = hfk("parity", REDUCE, "--quick", "--thread-order", "7", "--json")
     assert (run.code, run.document["variants"][0]["worst"]) == (0, 3e-6)
     assert orders == {7}
@@ -568,7 +570,7 @@ def test_parity_survives_a_deadlock(hfk: Hfk, monkeypatch: pytest.MonkeyPatch) -
     def deadlock(*args: object) -> parity.Result:
         raise DeadlockError("threads wait for each other")
 
-    monkeypatch.setattr(parity, "check", deadlock)
+    monkeypatch.setattr(oracle, "check", deadlock)
     run = hfk("parity", REDUCE, "--quick", "--json")
     assert run.code == 1
     (report,) = run.document["variants"]

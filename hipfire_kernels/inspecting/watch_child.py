@@ -87,11 +87,12 @@ class Checker:
             return f"crashes, {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
 
     def _replace(self) -> None:
-        pid = self._process.pid or 0
-        below = end_descendants(pid)
+        assert self._process.pid is not None  # it was started
+        # The number of one that has ended may be somebody else's by now.
+        below = end_descendants(self._process.pid) if self._process.is_alive() else set()
         self._process.kill()
         self._process.join()
-        scratch.discard({pid, *below})
+        scratch.discard({self._process.pid, *below})
         self._pipe.close()
         self._start()
 

@@ -153,7 +153,8 @@ class Child:
         process, self._process = self._process, None
         if process is None:
             return
-        below = end_descendants(process.pid)
+        # The number of one that has ended may be somebody else's by now.
+        below = end_descendants(process.pid) if process.poll() is None else set()
         process.kill()
         process.wait()
         scratch.discard({process.pid, *below})
