@@ -22,7 +22,7 @@ from hipfire_kernels.authoring import templates
 from hipfire_kernels.authoring.family import KernelFamily, Variant
 from hipfire_kernels.checking.oracle import check
 from hipfire_kernels.checking.parity import grid
-from hipfire_kernels.errors import DeviceError
+from hipfire_kernels.errors import DeviceError, InputError
 from hipfire_kernels.kernels.arguments import SPLIT as SPLIT_ORACLE
 from hipfire_kernels.running import attention, draft
 from hipfire_kernels.running.devices import device
@@ -204,7 +204,7 @@ def survives(variant: Variant) -> bool:
             if not all(r.ok for r in results) or len({r.error for r in results}) > 1:
                 return False
         return not any(wrong(variant, host) for wrong in further for host in devices)
-    except DeviceError:
+    except (DeviceError, InputError):  # found by the launch, or before it
         return False
 
 

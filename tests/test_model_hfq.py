@@ -529,14 +529,14 @@ def test_generate_takes_containers(
 
 
 USAGE: list[tuple[tuple[str, ...], str, str]] = [
-    (("target", "x.hfq", "--format", "q4"), "InputError", "format is 'q4'; legal values: mq4, q8, f16, f32"),
+    (("target", "x.hfq", "--format", "q4"), "InputError", "format is 'q4'; did you mean mq4? legal: mq4, q8, f16, f32"),
     (("target/config.json", "x.hfq"), "InputError", "is not a folder; required: the folder of a checkpoint"),
     (("nowhere", "x.hfq"), "InputError", "is not a folder"),
     (("empty", "x.hfq"), "CheckpointError", "config.json: cannot be read"),
     (("llama", "x.hfq"), "CheckpointError", "model_type is 'llama'"),
     (("target", "there.hfq"), "InputError", "there.hfq exists; remove it"),
-    (("target", "empty"), "InputError", "empty exists"),
-    (("target", "nowhere/x.hfq"), "InputError", "x.hfq cannot be written (No such file or directory)"),
+    (("target", "empty"), "InputError", "empty is a folder; required: a file to write"),
+    (("target", "nowhere/x.hfq"), "InputError", "x.hfq cannot be written: the folder"),
     (
         ("huge", "x.hfq", "--format", "f16"),
         "CheckpointError",
