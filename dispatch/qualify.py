@@ -328,7 +328,10 @@ def _record(target: Target, results: Sequence[tuple[Step, Result]], device: Devi
             target.head_dim, settings.n_heads, settings.n_kv_heads, tuple(sorted({s.rows or 0 for s in speed}))
         ),
         parity=Parity(
-            held.get("cases"), held.get("worst_error"), target.variant.tolerance.worst_row, not held["fault"]
+            held.get("cases"),
+            held.get("worst_error"),
+            held.get("limit", target.variant.tolerance.worst_row),  # where no case ran
+            not held["fault"],
         ),
         speed=speed,
         crossover=crossing,

