@@ -2,6 +2,9 @@
 
 The maps that templates use are claims, the operation is the fact. `probe` runs `templates/matrix_probe.hip.j2` on any
 device and returns what disagrees: maps, products, reductions, conversions, loads, asynchronous copies.
+
+What cannot be seen: which k of the hardware an element has. A product is the same in any order of k that A and B share,
+so the probe finds rows, columns and the agreement of A with B. The order on gfx12 is one such free choice.
 """
 
 from __future__ import annotations
@@ -114,7 +117,8 @@ def _accumulators(device: Device, maps: dict[str, Array]) -> list[str]:
 
 
 def _operands(device: Device, maps: dict[str, Array]) -> list[str]:
-    """A and B maps: one element of one operand is 1, the other operand's elements tell which they are."""
+    """A and B maps: one element of one operand is 1, the other operand's elements tell its row or column, and which of
+    theirs it meets: what A and B call the same k."""
     found = []
     ones = np.eye(256).reshape(256, 16, 16)
     codes = np.tile(np.arange(1, 257.0).reshape(1, 16, 16), (256, 1, 1))  # B[k][n] is 16 k + n + 1
