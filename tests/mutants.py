@@ -69,15 +69,15 @@ SLIDING_F16KV = {"head_dim": 128, "kv": "f16", "sliding": True}
 BRANCHES = {"head_dim": 128, "mask": "tree"}
 
 MUTANTS = [
-    Mutant("bound one short", TILE_BATCHED, TILE, f"{TILE_BATCHED}.hip.j2", "positions[row] + 1", "positions[row]"),
+    Mutant("bound one short", TILE_BATCHED, TILE, f"{TILE_BATCHED}.hip.j2", "positions[row] + 1LL", "positions[row]"),
     Mutant("bound one long", TILE_BATCHED, TILE, f"{TILE_BATCHED}.hip.j2", "positions[row] + 1", "positions[row] + 2"),
     Mutant("query row ignores first_row", TILE_BATCHED, TILE, f"{TILE_BATCHED}.hip.j2", "first_row + batch_row", "batch_row"),
     Mutant("swapped GQA index", TILE_BATCHED, TILE, f"{TILE_BATCHED}.hip.j2", "head / (n_heads / n_kv_heads)", "head % n_kv_heads"),
     Mutant("barrier after the scores missing", TILE_BATCHED, TILE, f"{TILE_BATCHED}.hip.j2", "    block_sync();\n\n    float m[1]", "\n    float m[1]"),
-    Mutant("window one wide", TILE_BATCHED, {"head_dim": 128, "mask": "window"}, f"{TILE_BATCHED}.hip.j2", "begin = bound - window;", "begin = bound - window - 1;"),
+    Mutant("window one wide", TILE_BATCHED, {"head_dim": 128, "mask": "window"}, f"{TILE_BATCHED}.hip.j2", "(int)(bound - window);", "(int)(bound - window - 1);"),
     Mutant("record before the window unwritten", TILE_BATCHED, {"head_dim": 128, "mask": "window"}, f"{TILE_BATCHED}.hip.j2", "            record[0] = LOWEST;\n            record[1] = 0.0f;\n", ""),
     Mutant("tree bias skips its first column", TILE_BATCHED, {"head_dim": 128, "mask": "tree"}, f"{TILE_BATCHED}.hip.j2", "col >= 0", "col > 0"),
-    Mutant("tree bias of another row", TILE_BATCHED, {"head_dim": 128, "mask": "tree"}, f"{TILE_BATCHED}.hip.j2", "tree_bias[row *", "tree_bias[batch_row *"),
+    Mutant("tree bias of another row", TILE_BATCHED, {"head_dim": 128, "mask": "tree"}, f"{TILE_BATCHED}.hip.j2", "tree_bias[(long long)row *", "tree_bias[(long long)batch_row *"),
     Mutant("ragged group guard dropped", ROWS, R8, f"{ROWS}.hip.j2", "group_row + r < batch ? positions", "true ? positions"),
     Mutant("all rows see what the longest sees", ROWS, R8, f"{ROWS}.hip.j2", "if (key < count[r]) slice_axpy", "if (true) slice_axpy"),
     Mutant("row of the scatter off", ROWS, R8, f"{ROWS}.hip.j2", "ROWS + own_row] = s", "ROWS + (ROWS - 1 - own_row)] = s"),
