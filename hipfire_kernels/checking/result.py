@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
 
-class Checked:
+class Checked(ABC):
     """What a check finds: `error` of the worst row, its `limit`, and a `fault`, empty where there is none."""
 
     error: float
@@ -26,9 +27,9 @@ class Checked:
             return self.error / self.limit
         return math.inf if self.error else 0.0
 
+    @abstractmethod
     def describe(self) -> str:
         """One line; for a failure with what it takes to run it again."""
-        raise NotImplementedError
 
     def __str__(self) -> str:
         return self.describe()

@@ -21,18 +21,22 @@ Q8_ALIGN = 2
 
 
 def query(v: Variant) -> Tensor:
+    """Query rows, float32 [rows, n_heads, head_dim]."""
     return Tensor("q", "f32", ("rows", "n_heads", v.head_dim))
 
 
 def q8_cache(name: str, v: Variant) -> Tensor:
+    """K or V of a Q8_0 cache, uint8 [capacity, n_kv_heads, head_dim / 32, 34]: an f16 scale, then 32 int8."""
     return Tensor(name, "u8", ("capacity", "n_kv_heads", v.head_dim // Q8_BLOCK, Q8_BYTES), align=Q8_ALIGN)
 
 
 def partials(v: Variant, *, writes: bool, records: str = "max_tiles") -> Tensor:
+    """The workspace, float32 [batch_rows, n_heads, records, RECORD_HEAD + head_dim]: maximum, sum, weighted values."""
     return Tensor("partials", "f32", ("batch_rows", "n_heads", records, RECORD_HEAD + v.head_dim), writes)
 
 
 def output(v: Variant) -> Tensor:
+    """What attention writes, float32 [rows, n_heads, head_dim]; it may be the very array q."""
     return Tensor("out", "f32", ("rows", "n_heads", v.head_dim), writes=True, over=("q",))
 
 
@@ -41,6 +45,7 @@ TREE_BIAS = Tensor("tree_bias", "f32", ("rows", "block_cols"))
 
 
 def ints(*names: str) -> tuple[Scalar, ...]:
+    """Int32 arguments by value."""
     return tuple(Scalar(name, "i32") for name in names)
 
 
@@ -71,5 +76,6 @@ SPLIT_SHARES = (1 / 4, 1 / 2, 3 / 4, 3 / 2, 2)
 
 
 def splits_worth_timing(default: int) -> tuple[int, ...]:
+    """Numbers of splits to time, the default first, each once and from 1 to MAX_SPLITS."""
     others = (min(MAX_SPLITS, max(1, round(share * default))) for share in SPLIT_SHARES)
     return tuple(dict.fromkeys((default, *others)))
