@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -123,8 +124,8 @@ class TestDiff:
     def test_what_is_wrong_is_not_timed(self, committed: Tree) -> None:
         done = committed.hfk("diff", "kv_cache_write_q8_0_batched@HEAD", "kv_cache_write_q8_0_batched")
         assert done.returncode == 0, done.stderr
-        assert "parity of A on host: 15 cases, none wrong" in done.stdout
-        assert "parity of B on host: 15 cases, 12 wrong" in done.stdout
+        assert "parity of A on host: 21 cases, none wrong" in done.stdout
+        assert "parity of B on host: 21 cases, 18 wrong" in done.stdout
         assert "time: not taken: one of the two is wrong" in done.stdout
 
     def test_a_revision_with_another_launch_is_not_run(self, committed: Tree) -> None:
@@ -132,6 +133,9 @@ class TestDiff:
         assert done.returncode == 0, done.stderr
         assert "source: the same" in done.stdout
         assert "parity of A on host: not run: its arguments, LDS or grid are declared otherwise" in done.stdout
+        assert re.search(
+            r"block \(0, \d+, 0\), thread \d+: reads k\[\d+\], \d+ elements behind the end of k", done.stdout
+        )
         assert "time: not taken: one of the two cannot be run" in done.stdout
 
     @pytest.mark.parametrize(

@@ -38,8 +38,9 @@ def parity(one: Build, cases: Sequence[Any], device: Device) -> list[Checked]:
     Raises:
         DeviceError: a launch failed.
     """
-    with _caught(one, device, lambda launches, plain: plain(launches)):
-        return [oracle_of(one.variant).check(one.variant, case, device) for case in cases]
+    on = device.checking()
+    with _caught(one, on, lambda launches, plain: plain(launches)):
+        return [oracle_of(one.variant).check(one.variant, case, on) for case in cases]
 
 
 def times(sides: Mapping[str, Build], case: Any, device: Device, rounds: int = 15) -> dict[str, Times]:
