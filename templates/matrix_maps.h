@@ -30,8 +30,9 @@ __device__ __forceinline__ int run_k(int i, int l) { return b_k(i, l); }
 __device__ __forceinline__ int run_place(int k) { return k; }
 }  // namespace gfx11
 
-// gfx12, wave32. The wave halves share the sixteen k: lane t holds k 8 (t / 16) .. + 7. The result of the instruction
-// is D[8 (t / 16) + i][t & 15].
+// gfx12, wave32. The wave halves share the sixteen k: lane t holds what is here called k 8 (t / 16) .. + 7. The manual
+// numbers them otherwise, in A and B alike, and a product is the same. The result of the instruction is
+// D[8 (t / 16) + i][t & 15].
 namespace gfx12 {
 inline constexpr int A_WORDS = 4, B_WORDS = 4, ROW_SLOTS = 1, COL_SLOTS = 1, ROW_LANES = 16, COL_LANES = 16;
 __device__ __forceinline__ int a_row(int, int l) { return l & 15; }

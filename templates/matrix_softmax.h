@@ -1,6 +1,6 @@
 // Online softmax of queries as rows of Acc fragments, in base 2: scores come multiplied with log2(e). A lane keeps the
-// statistics of its rows, `sum` only its own part, which the end adds up. A score that is no finite number makes the sum
-// of its row NaN.
+// statistics of its rows, `sum` only its own part, which the end adds up. A score that is no finite number makes the
+// sum of its row NaN.
 
 struct RowState {
     float m[fragment::ROW_SLOTS], sum[fragment::ROW_SLOTS];

@@ -1,8 +1,8 @@
 // exp through the hardware's exp2.
 __device__ __forceinline__ float exp_f32(float x) { return exp2_f32(x * 1.44269504088896341f); }
 
-// Where a running maximum of f32 scores starts: no finite score is below it. Finite itself, so that the maximum of no key
-// takes part in differences.
+// Where a running maximum of f32 scores starts: no finite score is below it. Finite itself, so that the maximum of no
+// key takes part in differences.
 [[maybe_unused]] constexpr float LOWEST = -3.402823466e+38f;
 
 // The exponential e of the score of a key that a row sees; NaN where the score is NaN or infinite. Nothing else would

@@ -93,8 +93,9 @@ def build(
     """
     target = lookup(arch)
     source = variant.source(target.name)
-    bundled = bundle.current()
-    if bundled is not None and toolchain is None and cache is None:
+    # A compiler or a cache that is asked for is used: the bundle has no say then, in a refusal neither.
+    bundled = bundle.current() if toolchain is None and cache is None else None
+    if bundled is not None:
         found = bundled.find(variant.entry, target.name, source, host.machine)
         if found is not None:
             return _from_bundle(*found, source)
@@ -106,18 +107,7 @@ def build(
         why = bundled.missing(variant.entry, target.name, source, host.machine)
         raise ToolchainUnavailable(f"{why}\n{error}") from None
     identity = compiler.identity(target)
-    # The arch's whole row, what a declaration says of itself, and the fields of the report: all shape the resources
-    # that an entry holds.
-    key = artifact_key(
-        source,
-        variant.entry,
-        repr(target),
-        _declared(variant, target),
-        compiler.name,
-        identity,
-        list(compiler.options(target)),
-        list(FIELDS),
-    )
+    key = _key(variant, target, compiler, identity, source)
     store = default_cache() if cache is None else cache
     make = functools.partial(_compile, variant, target, compiler, identity, source, key)
     entry, cached = store.get_or_build(key, target.name, make)
@@ -132,6 +122,21 @@ def build(
         compiler=entry.compiler,
         entry=variant.entry,
         source=source,
+    )
+
+
+def _key(variant: Buildable, target: Arch, compiler: Toolchain, identity: str, source: str) -> str:
+    """Of all that shapes an entry: the arch's whole row, what a declaration says of itself, and the fields of the
+    report shape the resources that it holds."""
+    return artifact_key(
+        source,
+        variant.entry,
+        repr(target),
+        _declared(variant, target),
+        compiler.name,
+        identity,
+        list(compiler.options(target)),
+        list(FIELDS),
     )
 
 

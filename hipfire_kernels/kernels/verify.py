@@ -33,14 +33,21 @@ MERGE_WAVES = 4
 """Waves that share the tiles of one (head, row). 24 heads x 16 rows alone would be three waves a processor of 132."""
 
 
-def _tile_args(v: Variant) -> tuple[Tensor | Scalar, ...]:
-    mask = {"causal": (), "window": ints("window"), "tree": ints("block_cols")}[v.mask]
+def _attended(v: Variant, records: str = "max_tiles") -> tuple[Tensor, ...]:
+    """The arrays that a kernel of the first launch begins with."""
     return (
         query(v),
         q8_cache("k_cache", v),
         q8_cache("v_cache", v),
         POSITIONS,
-        partials(v, writes=True),
+        partials(v, writes=True, records=records),
+    )
+
+
+def _tile_args(v: Variant) -> tuple[Tensor | Scalar, ...]:
+    mask = {"causal": (), "window": ints("window"), "tree": ints("block_cols")}[v.mask]
+    return (
+        *_attended(v),
         *((TREE_BIAS,) if v.mask == "tree" else ()),
         *ints("n_heads", "n_kv_heads", "max_tiles", "first_row"),
         Scalar("scale", "f32"),
@@ -72,11 +79,7 @@ ROWS = KernelFamily(
     params={"rows": (4, 8), "head_dim": (128, 256)},
     entry=lambda v: f"attention_flash_q8_0_rows{v.rows}_d{v.head_dim // WAVE}",
     args=lambda v: (
-        query(v),
-        q8_cache("k_cache", v),
-        q8_cache("v_cache", v),
-        POSITIONS,
-        partials(v, writes=True),
+        *_attended(v),
         *ints("n_heads", "n_kv_heads", "max_tiles", "first_row", "batch"),
         Scalar("scale", "f32"),
     ),
@@ -95,11 +98,7 @@ SPLIT_GROUPS = tuple(range(1, 9))
 
 def _split_args(v: Variant) -> tuple[Tensor | Scalar, ...]:
     return (
-        query(v),
-        q8_cache("k_cache", v),
-        q8_cache("v_cache", v),
-        POSITIONS,
-        partials(v, writes=True, records="splits"),
+        *_attended(v, records="splits"),
         *ints("n_kv_heads", "capacity", "splits", "first_row", "batch"),
         Scalar("scale", "f32"),
     )
