@@ -8,12 +8,13 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from mutants import MUTANTS, TILE, TILE_BATCHED, Mutant, plant
 
-from hipfire_kernels import families, kernels
+from hipfire_kernels import families
+from hipfire_kernels.authoring.registry import REGISTRY
+from hipfire_kernels.testing import case
 
 SCORED = "    block_sync();\n\n    float m[1]"
 
@@ -24,7 +25,7 @@ def _before_the_softmax(name: str, statement: str) -> Mutant:
 
 BROKEN = [
     _before_the_softmax("hangs", 'while (bound > 3) asm volatile("");'),
-    _before_the_softmax("crashes", "if (bound > 3) __builtin_trap();"),
+    _before_the_softmax("crashes", "if (bound > 3) __builtin_abort();"),
     _before_the_softmax("deadlocks", "if (lane() < 7) block_sync();"),
 ]
 """Faults that no comparison sees: the process does not come back, or not whole."""
@@ -36,7 +37,8 @@ PLANTED = "HK_PLANTED_FAULT"
 def plant_everywhere(mutant: Mutant) -> None:
     """Put a fault in place for whoever asks for the family by name, too."""
     family = plant(mutant).family
-    kernels._FAMILIES = MappingProxyType({**kernels._FAMILIES, family.name: family})
+    REGISTRY._known[family.name] = (family, "a planted fault")
+    case._library().update({variant.entry: variant for variant in family.variants()})
 
 
 @dataclass(frozen=True)

@@ -284,13 +284,13 @@ extern "C" float half_of(float a) { return (float)(_Float16)a; }
 
     def test_error_carries_the_compilers_words(self, which: str, monkeypatch: pytest.MonkeyPatch) -> None:
         real(which, monkeypatch)
-        with pytest.raises(CompileError, match=r"kernel\.cpp:1:\d+: error: "):
+        with pytest.raises(CompileError, match=r"kernel\.cpp:1: error: "):
             HostToolchain().compile("int f() { return x; }", HOST)
 
     def test_identity_names_the_cpu(self, which: str, monkeypatch: pytest.MonkeyPatch) -> None:
         real(which, monkeypatch)
         here = HostToolchain().identity(HOST)
-        monkeypatch.setattr(host, "_machine", lambda: "another cpu")
+        monkeypatch.setattr(host, "machine", lambda: "another cpu")
         assert HostToolchain().identity(HOST) != here
 
 

@@ -114,7 +114,7 @@ def test_one_grid_and_one_workspace_for_every_context(host: Device) -> None:
         positions = np.arange(ctx - 16, ctx, dtype=np.int32)
         prepared.run(i.q, i.k_cache, i.v_cache, positions, np.empty_like(i.q), ctx=ctx)
         grids.add(tuple(one.grid for one in prepared.launches))
-    assert grids == {((4, 2, 1), (4 * 12, 16, 1))}
+    assert grids == {((4, 2, 1), (16, 4 * 12, 1))}
     assert all(one.args.keeps is prepared.partials for one in prepared.launches)  # a captured graph has no plan
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from hipfire_kernels.authoring import places
 from hipfire_kernels.authoring.family import Variant
 
 
 def outline(source: str) -> str:
-    """A rendered source with its numbers masked, without the banner (which has a digest)."""
+    """A rendered source with its numbers masked, without the banner (which has a digest) and `#line` directives."""
     _, _, body = source.partition("\n\n")
-    return _masked(body)
+    return _masked(places.without(body))
 
 
 def _masked(text: str) -> str:

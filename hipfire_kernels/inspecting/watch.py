@@ -11,12 +11,13 @@ import difflib
 import os
 import queue
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 
+from hipfire_kernels.authoring import places
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.authoring.templates import LIBRARY
 from hipfire_kernels.building.builder import Artifact, build
@@ -92,7 +93,7 @@ class Watch:
         binding.kernel.cache_clear()  # what the timed device launches besides may share what was edited
         sources = self._render(found)
         found.changed = [
-            v for v in self._variants if any(sources.get((v, a)) != self._good.get((v, a)) for a in self._all)
+            v for v in self._variants if any(_text(sources, (v, a)) != _text(self._good, (v, a)) for a in self._all)
         ]
         found.checked = self._few(found.changed, sources)
         found.diff = next(self._diffs(found.checked, sources), "")
@@ -131,7 +132,7 @@ class Watch:
 
     def _diffs(self, variants: Sequence[Variant], sources: dict[Key, str]) -> Iterator[str]:
         for variant, arch in ((v, a) for v in variants for a in self._all):
-            old, new = self._good.get((variant, arch)), sources.get((variant, arch))
+            old, new = _text(self._good, (variant, arch)), _text(sources, (variant, arch))
             if old is None or new is None or old == new:
                 continue
             titles = (f"{variant.name} {arch}, last good", f"{variant.name} {arch}, now")
@@ -186,6 +187,12 @@ class Watch:
                 sides = {"before": compare.Build(variant, before), "after": compare.Build(variant, now)}
                 case = compare.timing_case(variant, *((8, 256) if on_host else (16, 8192)))
                 found.times[variant] = compare.times(sides, case, device, rounds=9 if on_host else 30)
+
+
+def _text(sources: Mapping[Key, str], key: Key) -> str | None:
+    """A source as it counts: one whose lines have moved is the same."""
+    found = sources.get(key)
+    return None if found is None else places.without(found)
 
 
 @contextlib.contextmanager
