@@ -530,7 +530,7 @@ def test_parity_fails_on_a_faulty_launch(hfk: Hfk, monkeypatch: pytest.MonkeyPat
 
     def one_short(variant: Variant, symbols: Any) -> tuple[int, int, int]:
         x, y, z = family.grid(variant, symbols)
-        return x - 1, y, z
+        return x, y - 1, z
 
     monkeypatch.setattr(_select, "families", lambda: {family.name: replace(family, grid=one_short)})
     run = hfk("parity", REDUCE, "--quick")
