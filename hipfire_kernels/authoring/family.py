@@ -21,7 +21,7 @@ from hipfire_kernels.archs import WAVE, Arch
 from hipfire_kernels.archs import arch as lookup
 from hipfire_kernels.authoring import declaration
 from hipfire_kernels.authoring.args import Arg, Lds, Scalar, Tensor
-from hipfire_kernels.authoring.render import render
+from hipfire_kernels.authoring.render import beside_parameters, render
 from hipfire_kernels.authoring.templates import Template
 from hipfire_kernels.errors import InputError
 
@@ -124,7 +124,7 @@ class KernelFamily:
 
     def __post_init__(self) -> None:
         declaration.check_name(self.name)
-        declaration.check_params(self.name, self.params)
+        declaration.check_params(self.name, self.params, dir(Variant))
         declaration.check_oracle(self.name, self.reference, self.oracle)
         declaration.check_extents(self.name, self.extents)
         if self.template is not None and self.body is not None:
@@ -144,6 +144,8 @@ class KernelFamily:
         declaration.check_args(self.name, args)
         declaration.check_reference(self.name, self.reference, args)
         declaration.check_lds(self.name, variant.lds())
+        given = beside_parameters(variant, lookup("gfx1100"))
+        declaration.check_free(self.name, self.params, given, "that every template has")
         symbols = {extent for arg in args if isinstance(arg, Tensor) for extent in arg.shape if isinstance(extent, str)}
         known = sorted({*symbols, *self.extents, *(arg.name for arg in args if isinstance(arg, Scalar))})
         declaration.check_grid(self.name, lambda s: self.grid(variant, s), known)
