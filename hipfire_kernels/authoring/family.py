@@ -138,14 +138,14 @@ class KernelFamily:
             self._check(variant)
         if not entries:
             raise InputError(f"{self.name}: `where` lets no combination of its parameters exist")
+        given = beside_parameters(next(self.variants()), lookup("gfx1100"))
+        declaration.check_free(self.name, self.params, given, "that every template has")
 
     def _check(self, variant: Variant) -> None:
         args = variant.args
         declaration.check_args(self.name, args)
         declaration.check_reference(self.name, self.reference, args)
         declaration.check_lds(self.name, variant.lds())
-        given = beside_parameters(variant, lookup("gfx1100"))
-        declaration.check_free(self.name, self.params, given, "that every template has")
         symbols = {extent for arg in args if isinstance(arg, Tensor) for extent in arg.shape if isinstance(extent, str)}
         known = sorted({*symbols, *self.extents, *(arg.name for arg in args if isinstance(arg, Scalar))})
         declaration.check_grid(self.name, lambda s: self.grid(variant, s), known)
