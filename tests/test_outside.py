@@ -92,6 +92,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an entry that is no identifier": ({"entry": lambda v: f"scale-{v.width}"}, "entry of width=64 is 'scale-64'"),
     "a grid of two numbers": ({"grid": lambda v, s: (s.rows, 1)}, r"its grid is \(1, 1\); required: three"),
     "a grid of floats": ({"grid": lambda v, s: (s.rows / 2, 1, 1)}, r"its grid is \(0.5, 1, 1\); required: three"),
+    "a whole number between fractions": (
+        {"args": lambda v: (*scale_rows().variant(width=64).args[:1], Scalar("factor", "i32", between=(0.5, 2)))},
+        "factor is i32 between 0.5 and 2; required: whole numbers",
+    ),
+    "a scalar's bounds the wrong way": (
+        {"args": lambda v: (*scale_rows().variant(width=64).args[:1], Scalar("factor", "f32", between=(2, 1)))},
+        r"factor has between=\(2, 1\); required: \(least, greatest\)",
+    ),
     "a grid of unknown names": ({"grid": lambda v, s: (s.rowz, 1, 1)}, "'rowz'.*factor, rows"),
     "LDS of another type": ({"lds": lambda v, a: (Lds("s", "half", 4),)}, "LDS array s is of 'half'"),
     "LDS twice": ({"lds": lambda v, a: (Lds("s", "float", 4),) * 2}, "two LDS arrays are named s"),

@@ -110,10 +110,16 @@ def survey(variant: Variant, cases: Iterable[Any], device: Device) -> Report:
             _check(report, case, device)
         except DeviceError as error:
             report.worst = float("inf")
-            report.failures.append(f"FAILED {variant.name} {case.describe()}: {error}")
+            report.failures.append(f"FAILED {_named(variant, case)}: {error}")
             break
     report.seconds = time.perf_counter() - began
     return report
+
+
+def _named(variant: Variant, case: Any) -> str:
+    """Variant and case in words; a case of a declaration names its variant itself."""
+    said: str = case.describe()
+    return said if hasattr(case, "variant") else f"{variant.name} {said}"
 
 
 def _check(report: Report, case: Any, device: Device) -> None:
@@ -126,7 +132,7 @@ def _check(report: Report, case: Any, device: Device) -> None:
     report.worst = max(report.worst, result.error)
     report.limit = result.limit
     if not result.ok:
-        report.failures.append(result.line(f"{variant.name} {case.describe()}"))
+        report.failures.append(result.describe())
     if variant.family.name == "attention_flash_q8_0_rows":
         got, _ = run_attend(variant, case, device)
         want, _ = run_attend(tile_twin(variant), case, device)
