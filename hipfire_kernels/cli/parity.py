@@ -102,6 +102,8 @@ def _survey_all(variants: list[Variant], device: Device, quick: bool) -> list[Re
 
 def survey(variant: Variant, cases: Iterable[Any], device: Device) -> Report:
     """Check a variant on cases. One that the device breaks off, say by a deadlock, ends the survey."""
+    from hipfire_kernels.checking.result import named
+
     report = Report(variant)
     began = time.perf_counter()
     for case in cases:
@@ -110,16 +112,10 @@ def survey(variant: Variant, cases: Iterable[Any], device: Device) -> Report:
             _check(report, case, device)
         except DeviceError as error:
             report.worst = float("inf")
-            report.failures.append(f"FAILED {_named(variant, case)}: {error}")
+            report.failures.append(f"FAILED {named(variant.name, case)}: {error}")
             break
     report.seconds = time.perf_counter() - began
     return report
-
-
-def _named(variant: Variant, case: Any) -> str:
-    """Variant and case in words; a case of a declaration names its variant itself."""
-    said: str = case.describe()
-    return said if hasattr(case, "variant") else f"{variant.name} {said}"
 
 
 def _check(report: Report, case: Any, device: Device) -> None:
