@@ -65,7 +65,7 @@ __device__ __forceinline__ void split_f16(float x, float y, unsigned& hi, unsign
 
 // What weights in two terms are multiplied with, and their sum of values divided by at the end. None is above 1; so
 // those down to 2^-29 have a first term, and 22 bits.
-constexpr float WEIGHT = 32768.0f;
+[[maybe_unused]] constexpr float WEIGHT = 32768.0f;
 
 // A C fragment as f16 pairs (word w: elements 2w and 2w + 1) to the words of an operand whose k lie along what
 // the lanes of a slot share. gfx12 and NVIDIA hold them as they are wanted; on gfx11 one wave half has the even,
