@@ -105,7 +105,7 @@ def test_a_dialect_that_relies_on_subnormal_operands_needs_them(monkeypatch: pyt
 
 def test_a_device_that_reads_subnormal_operands_as_something_else_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     half = ("if (!block.flush_f16) return pair;", "return pair & 0xfffeffffu;")
-    with pytest.raises(DeviceError, match="of 256 subnormal f16 of [AB] times 1 are something else; required"):
+    with pytest.raises(DeviceError, match=r"of 256 subnormal f16 of [AB] times 1 are something else; required"):
         keeps_subnormals(map_device(monkeypatch, "gfx11", *half))
 
 

@@ -124,9 +124,7 @@ class TestTurns:
     def test_a_template_that_cannot_be_rendered_is_one_failure(self, monkeypatch: pytest.MonkeyPatch) -> None:
         tile = families()[TILE_BATCHED]
         looking = Watch([list(tile.variants())], [])
-        self.edit(
-            monkeypatch, Mutant("", TILE_BATCHED, {}, f"{TILE_BATCHED}.hip.j2", "{{ lds.scores }}", "{{ nothing }}")
-        )
+        self.edit(monkeypatch, Mutant("", TILE_BATCHED, {}, f"{TILE_BATCHED}.hip.j2", "{{ lds.scores }}", "{{ nothing }}"))
         (failure,) = looking.turn().failures
         assert "'nothing' is undefined" in failure[2]
 
