@@ -48,9 +48,9 @@ __device__ __forceinline__ void col_sum(float (&x)[fragment::COL_SLOTS]) {
 }
 
 // A number in two f16 terms is hi + lo / LOW. What the first leaves out is at most 2^-11 of it, and often below 2^-14,
-// the smallest normal f16. Where the matrix unit may read such numbers as zero it is multiplied with LOW, which makes it
-// as large as the first at most; and a first term that would be subnormal is zero, so that the second has it all. Read
-// in either way the two terms are x but for an error of 2^-22 |x|, or 2^-25 where that is more.
+// the smallest normal f16. Where the matrix unit may read such numbers as zero it is multiplied with LOW, which makes
+// it as large as the first at most; and a first term that would be subnormal is zero, so that the second has it all.
+// Read in either way the two terms are x but for an error of 2^-22 |x|, or 2^-25 where that is more.
 constexpr float LOW = READS_SUBNORMALS ? 1.0f : 2048.0f;
 
 __device__ __forceinline__ float first_term(float x) {
