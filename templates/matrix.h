@@ -63,8 +63,9 @@ __device__ __forceinline__ void split_f16(float x, float y, unsigned& hi, unsign
     lo = pack_f16((x - hx) * LOW, (y - hy) * LOW);
 }
 
-// What weights in two terms are multiplied with, and their sum of values divided by at the end. None is above 1; so
-// those down to 2^-29 have a first term, and 22 bits.
+// What weights are multiplied with, and their sum of values divided by at the end. None is above 1; so those down to
+// 2^-29 are normal f16 as a first term. Without it a unit that reads subnormals as zero would drop those below 2^-14:
+// beside a key of weight 1, thousands of such keys may hold most of a row.
 [[maybe_unused]] constexpr float WEIGHT = 32768.0f;
 
 // A C fragment as f16 pairs (word w: elements 2w and 2w + 1) to the words of an operand whose k lie along what

@@ -132,6 +132,7 @@ MUTANTS = [
     Mutant("the values' sum of second terms left out", MMA, TWO_TERMS, MMA_BODY, "add_low(o[0][j], low[0][j]);", ""),
     Mutant("sums of second terms stay large", MMA, TWO_TERMS, "matrix_terms.h", "fma_f32(low.x[i], 1.0f / LOW, c.x[i])", "low.x[i] + c.x[i]"),
     Mutant("records are in the unit of the weights", MMA, TWO_TERMS, MMA_BODY, "* (1.0f / UNIT)", ""),
+    Mutant("weights of one term are subnormal f16", MMA, COLUMNS40, MMA_BODY, "UNIT = WEIGHT;", "UNIT = TERMS == 2 ? WEIGHT : 1.0f;"),
     Mutant("last split not launched", MMA, COLUMNS40, grid=lambda v, s: (s.splits - 1 or 1, s.n_kv_heads, -(-s.batch // v.rows))),
     Mutant("reducer reads a split without a key", REDUCE, MERGE, f"{REDUCE}.hip.j2", "x = w >= 0.0f ? values[split * RECORD] : 0.0f", "x = values[split * RECORD]"),
     Mutant("reducer leaves out the last split", REDUCE, MERGE, f"{REDUCE}.hip.j2", "split < splits; split += WAVES", "split < splits - 1; split += WAVES"),
@@ -223,7 +224,7 @@ def survives(variant: Variant) -> bool:
                 return False
             if not all(check(variant, case, host).ok for host in flushing):
                 return False
-        return not any(wrong(variant, host) for wrong in further for host in devices)
+        return not any(wrong(variant, host) for wrong in further for host in (*devices, *flushing))
     except (DeviceError, InputError):  # found by the launch, or before it
         return False
 
