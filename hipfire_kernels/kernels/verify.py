@@ -210,7 +210,8 @@ def _verify_mma_threads(v: Variant, arch: Arch) -> int:
 def _verify_mma_tolerance(v: Variant) -> Tolerance:
     """Of one term: queries, weights, and the products of codes and scales are rounded to f16. Where the matrix unit
     reads subnormal f16 as zero, products below 2^-14 are: an output is off by less than 2^-14 for it, and a score by
-    less than 2^-14 * scale * sum |q|.
+    less than 2^-14 * scale * sum |q|. So are queries, with the scale and log2(e) in them: a score is off by less than
+    2^-14 * ln 2 * sum |k|. Weights lose nothing above 2^-29 of the largest there: they are 2^15 times as large.
 
     Of two terms (`templates/matrix.h`): the products are exact either way. They are multiples of 2^-24 of at most 19
     bits, and one that is subnormal has 10 bits, all in the second term. Queries, with the scale and log2(e) in them,
