@@ -27,7 +27,7 @@ from hipfire_kernels import attend, families, kv_write, load, quantize_q8_0
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.bench import ab_card, draft, kernels, peers
 from hipfire_kernels.checking import reference
-from hipfire_kernels.checking.matrix_probe import probe
+from hipfire_kernels.checking.matrix_probe import keeps_subnormals, probe
 from hipfire_kernels.checking.numbers import worst_row
 from hipfire_kernels.checking.oracle import check
 from hipfire_kernels.checking.parity import Case, grid, inputs, run_attend, tile_twin
@@ -78,6 +78,7 @@ def parity(device_name: str) -> dict[str, Any]:
         "bits": _row_bits(device),
         "beyond_2_31": _beyond_two_to_the_31(device),
         "matrix": probe(device),
+        "f16_subnormals_kept": all(keeps_subnormals(device)),
     }
 
 
@@ -379,7 +380,8 @@ def _summarise_parity(report: dict[str, Any]) -> bool:
     worst = max((r["worst"], r["variant"]) for r in report["grid"] if not r["variant"].startswith("kv_"))
     print(
         f"parity: {cases} cases, {len(failed)} failed, worst {worst}; bits {report['bits']}; "
-        f"beyond 2^31 {report['beyond_2_31']:.2e}"
+        f"beyond 2^31 {report['beyond_2_31']:.2e}; subnormal f16 "
+        + ("kept" if report["f16_subnormals_kept"] else "read as zero")
     )
     for line in failed[:20]:
         print(" ", line)
