@@ -42,7 +42,8 @@ def run(command: Callable[[], Any]) -> None:
         command()
     except SystemExit as ended:
         code = ended.code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # before a command was at work, which says it itself
+        print("interrupted", file=sys.stderr, flush=True)
         code = INTERRUPTED
     except OSError:  # what no command sees: a help that cannot be printed
         if untaken() is None:
