@@ -36,6 +36,7 @@ def run(command: Callable[[], Any]) -> None:
     _open_standard_files()
     adopt_orphans()
     asked = _Asked()
+    sys.unraisablehook = _no_interrupt
     code: Any = 0
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # a parent may have kept them back until here
@@ -52,6 +53,12 @@ def run(command: Callable[[], Any]) -> None:
     if asked.number:
         asked.leave()
     sys.exit(code)
+
+
+def _no_interrupt(unraisable: Any) -> None:
+    """One that comes where Python can raise nothing, say while an object is freed, is no fault: `_Asked` ends it all."""
+    if unraisable.exc_type is not KeyboardInterrupt:
+        sys.__unraisablehook__(unraisable)
 
 
 _said = threading.Event()
