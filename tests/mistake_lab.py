@@ -32,7 +32,7 @@ MISTAKES = (
     Mistake("a value of another type", RMS, "float sum = 0.0f;", "float* sum = 0.0f;"),
     Mistake("writing to an input", RMS, "put(out + first, i,", "put(x + first, i,"),
     Mistake("a number ahead of the arrays", KERNELS, '        Tensor("x", v.dtype, ("rows", "d"), largest', '        Scalar("n", "i32"),\n        Tensor("x", v.dtype, ("rows", "d"), largest'),
-    Mistake("an unknown dtype", KERNELS, 'Tensor("w", v.dtype, ("d",))', 'Tensor("w", "half", ("d",))'),
+    Mistake("an unknown dtype", KERNELS, 'Tensor("w", v.dtype, ("d",), largest', 'Tensor("w", "half", ("d",), largest'),
     Mistake("an output that is not declared as written", KERNELS, '("rows", "d"), writes=True),\n        Scalar("d", "i32"),\n        Scalar("eps"', '("rows", "d")),\n        Scalar("d", "i32"),\n        Scalar("eps"'),
     Mistake("a reference that names another argument", KERNELS, "def rms_norm(x, w, eps):", "def rms_norm(x, weight, eps):"),
     Mistake("a grid that uses another name", KERNELS, "grid=lambda v, s: (s.rows, 1, 1),\n    block=128,\n    lds", "grid=lambda v, s: (s.batch, 1, 1),\n    block=128,\n    lds"),

@@ -14,6 +14,9 @@ ROUNDED = {"f32": Tolerance(1e-5), "f16": Tolerance(1e-3), "bf16": Tolerance(8e-
 SQUARES = 1e17
 """Magnitudes up to which 8,192 squares have a sum in f32."""
 
+WEIGHTS = 1e30
+"""Magnitudes of weights up to which one times 1 / sqrt(eps) is no infinity."""
+
 
 def rms_norm(x, w, eps):
     """Zhang and Sennrich, Root Mean Square Layer Normalization, 2019."""
@@ -29,7 +32,7 @@ RMS_NORM = KernelFamily(
     entry=lambda v: f"rms_norm_{v.dtype}",
     args=lambda v: (
         Tensor("x", v.dtype, ("rows", "d"), largest=SQUARES),
-        Tensor("w", v.dtype, ("d",)),
+        Tensor("w", v.dtype, ("d",), largest=WEIGHTS),
         Tensor("out", v.dtype, ("rows", "d"), writes=True),
         Scalar("d", "i32"),
         Scalar("eps", "f32", between=(1e-6, 1e-3)),
