@@ -84,9 +84,9 @@ def toolchains() -> list[str]:
 
 def devices() -> list[str]:
     """Every kind of device name."""
-    from hipfire_kernels.running.devices import GPU_VENDORS, HOSTS
+    from hipfire_kernels.running.devices import GPU_VENDORS, HOSTS, isa
 
-    return ["auto", *(f"{vendor}:N" for vendor in GPU_VENDORS), *HOSTS]
+    return ["auto", *(f"{vendor}:N" for vendor in GPU_VENDORS), *HOSTS, *isa.names()]
 
 
 def routes() -> list[str]:

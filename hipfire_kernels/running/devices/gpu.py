@@ -41,6 +41,9 @@ class GpuDevice(OfThisProcess):
 
     send_instead = "send its name, and call hipfire_kernels.device(name) there, in a process that was not forked"
 
+    survives = False
+    """Whether it is as good as before after a kernel has failed. Of a card nobody knows."""
+
     default_stream = 0
     """The driver's legacy default stream: work of this library without a stream is ordered with everything else."""
 
