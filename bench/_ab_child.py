@@ -13,14 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from hipfire_kernels import families
 from hipfire_kernels.bench import pinned
 from hipfire_kernels.bench.kernels import Shape, random_cache
+from hipfire_kernels.building.builder import build
+from hipfire_kernels.checking import declared
+from hipfire_kernels.checking.oracle import oracle_of
 from hipfire_kernels.errors import HipfireError
+from hipfire_kernels.inspecting import compare
 from hipfire_kernels.running.attention import check_verify, verify_plan
 from hipfire_kernels.running.devices import device as open_device
 from hipfire_kernels.running.devices.protocol import Device
 from hipfire_kernels.running.timing import timer
+from hipfire_kernels.testing.case import variant_named
 
 Found = dict[str, Any]
 
@@ -31,7 +35,7 @@ def main() -> None:
     traced = pinned.tracer()
     try:
         on = open_device(job["device"])
-        found = {"kernel": _kernel, "generate": _generate}[job["mode"]](job, on)
+        found = {"kernel": _kernel, "case": _case, "generate": _generate}[job["mode"]](job, on)
         found |= {
             "clocks": pinned.clocks(on.name),
             "code": pinned.code_digest(),
@@ -61,7 +65,7 @@ def _kernel(job: Found, on: Device) -> Found:
     Job: `entry`, `shape`, `rows` (how many of the last rows are called), `rounds`, `out` (where the output goes).
     """
     shape = Shape(**job["shape"])
-    variant = next(v for f in families().values() for v in f.variants() if v.entry == job["entry"])
+    variant = variant_named(job["entry"])
     q, k, v, positions = shape_arrays(shape)
     query, keys, values, at = (
         on.to_device(np.ascontiguousarray(a)) for a in (q[-job["rows"] :], k, v, positions[-job["rows"] :])
@@ -76,6 +80,27 @@ def _kernel(job: Found, on: Device) -> Found:
         "value": times.median,
         "spread": times.spread,
         "output": pinned.sha256(output.tobytes()),
+    }
+
+
+def _case(job: Found, on: Device) -> Found:
+    """Median microseconds of a launch on a case of a declaration, what it wrote, and how right that is.
+
+    Job: `entry`, `case` (its fields), `rounds`.
+    """
+    variant = variant_named(job["entry"])
+    oracle = oracle_of(variant)
+    case = oracle.read(variant, job["case"])
+    finding = oracle.check(variant, case, on)
+    sides = {"call": compare.Build(variant, build(variant, on.arch.name, on.toolchain))}
+    times = compare.times(sides, case, on, job["rounds"])["call"]
+    written, _ = declared.run(variant, case, on)
+    return {
+        "value": times.median,
+        "spread": times.spread,
+        "output": pinned.sha256(b"".join(array.tobytes() for array in written.values())),
+        "worst": finding.error,
+        "wrong": "" if finding.ok else finding.describe(),
     }
 
 

@@ -3,7 +3,8 @@
 Every sample is a fresh process, in the order that `pairs` declares before the first one runs. What a sample ran on
 (code, environment, machine, inputs) must be the same in all of them, and what it produced the same in both arms, before
 any time is looked at; a run in which something differs, or which is traced, ends without a number. `ab_arms` has the
-two kinds of experiment, `ab_card` the runs that are shown of a card.
+experiments on attention and on requests, `ab_cases` that on any kernel with a reference, `ab_card` the runs that are
+shown of a card.
 """
 
 from __future__ import annotations
@@ -36,7 +37,13 @@ _START = "import sys; sys.path[:] = sys.argv[1:]; from hipfire_kernels.bench imp
 """The child finds its modules where this process does, whatever the working folder holds."""
 
 Sample = dict[str, Any]
+Taken = Sequence[tuple[str, Sample]]
 OnStep = Callable[[str], None]
+
+
+def first_of(taken: Taken, arm: str) -> Sample | None:
+    """The first sample of an arm, if there is one yet."""
+    return next((sample for name, sample in taken if name == arm), None)
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,7 @@ class Experiment(Protocol):
     """Two arms and an anchor.
 
     Attributes:
-        mode: "kernel" or "generate".
+        mode: "kernel", "case" or "generate".
         variable: the one thing that differs.
         unit: of a sample's value.
         device: where it runs.
@@ -77,10 +84,10 @@ class Experiment(Protocol):
     def pinned(self) -> dict[str, Any]:
         """What the run is bound to besides code, environment and machine; the same whenever it is asked for."""
 
-    def unequal(self, taken: Sequence[tuple[str, Sample]]) -> str:
+    def unequal(self, taken: Taken) -> str:
         """What the last sample produced differently from those before it; empty when nothing."""
 
-    def facts(self, taken: Sequence[tuple[str, Sample]]) -> dict[str, Any]:
+    def facts(self, taken: Taken) -> dict[str, Any]:
         """What was found equal, and how each arm ran, for the document."""
 
     def per_row(self, arm: str) -> float:
@@ -217,8 +224,12 @@ def beside(document: Mapping[str, Any], arm: str) -> str:
     """What an arm is beside the anchor."""
     if arm == ANCHOR:
         return str(document["arms"][ANCHOR])
-    times = f"{document['anchor'][arm]:.3f}x"
-    return f"{times} autoregressive" if document["mode"] == "generate" else f"a row {times} as fast as one row alone"
+    times = document["anchor"][arm]
+    if document["mode"] == "case":
+        return f"{1 / times:.3f}x the time of the least case"
+    if document["mode"] == "generate":
+        return f"{times:.3f}x autoregressive"
+    return f"a row {times:.3f}x as fast as one row alone"
 
 
 def _in_words(name: str, value: Any) -> list[str]:

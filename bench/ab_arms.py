@@ -6,7 +6,7 @@ import contextlib
 import functools
 import itertools
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from hipfire_kernels import families
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.bench import pinned
 from hipfire_kernels.bench._ab_child import shape_arrays
-from hipfire_kernels.bench.ab import Arm, Sample
+from hipfire_kernels.bench.ab import Arm, Taken, first_of
 from hipfire_kernels.bench.kernels import Shape
 from hipfire_kernels.bench.pairs import ANCHOR, OFF, ON
 from hipfire_kernels.checking import reference
@@ -29,13 +29,6 @@ from hipfire_kernels.dispatch.routes import ROUTES, routes_of
 from hipfire_kernels.errors import InputError
 from hipfire_kernels.kernels.arguments import ATTEND
 from hipfire_kernels.running.devices import device as open_device
-
-Taken = Sequence[tuple[str, Sample]]
-
-
-def _first(taken: Taken, arm: str) -> Sample | None:
-    return next((sample for name, sample in taken if name == arm), None)
-
 
 # ---- one kernel against another -------------------------------------------------------------------------------------
 
@@ -126,7 +119,7 @@ class KernelArms:
         """Outputs of an arm have the same bits every time; those of the arms are within their limits of the oracle and
         so of each other."""
         arm, sample = taken[-1]
-        first = _first(taken, arm)
+        first = first_of(taken, arm)
         if first is not None and first is not sample:
             same = first["output"] == sample["output"]
             return "" if same else f"two runs of {self._shown[arm]} ({arm}) give different bits"
@@ -145,7 +138,7 @@ class KernelArms:
 
     def facts(self, taken: Taken) -> dict[str, Any]:
         """See `ab.Experiment.facts`."""
-        bits = [_first(taken, arm) for arm in (OFF, ON)]
+        bits = [first_of(taken, arm) for arm in (OFF, ON)]
         return {
             "worst_error": {arm: self._error(arm) for arm in self._outputs},
             "same_bits": len({sample["output"] for sample in bits if sample}) == 1,

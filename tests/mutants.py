@@ -1,13 +1,9 @@
-"""One-line faults that parity must catch, and the program that plants one and runs the parity cases on it.
-
-Run as `python mutants.py NAME` (exit code 0: the fault survived) in a process of its own: a fault may crash it.
-"""
+"""One-line faults that parity must catch, what plants one, and the cases that must see it."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -231,8 +227,3 @@ def plant(mutant: Mutant) -> Variant:
         environment = _mutated_environment(mutant)
         templates._environment = lambda folder: environment  # type: ignore[assignment]
     return family.variant(**mutant.params)
-
-
-if __name__ == "__main__":
-    planted = next(m for m in MUTANTS if m.name == sys.argv[1])
-    sys.exit(0 if survives(plant(planted)) else 1)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from budget import some
 from matrix_lab import MAPS, as_on, map_device
 from test_evidence import record as measured_record
 
@@ -59,7 +60,7 @@ def sweep(v: Variant) -> Iterator[Case]:
                 yield Case(rows, ctx, 2 * group, 2, v.head_dim, window=window, seed=rows * 1000 + ctx + group)
 
 
-@pytest.mark.parametrize("v", VARIANTS, ids=lambda v: v.name)
+@pytest.mark.parametrize("v", some(VARIANTS, 10), ids=lambda v: v.name)
 def test_the_sweep(v: Variant, host: Device) -> None:
     """72 cases each: 648."""
     for case in sweep(v):

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from hipfire_kernels.authoring.family import Variant
-from hipfire_kernels.building.processes import descendants
+from hipfire_kernels.building.processes import descendants, unheard
 from hipfire_kernels.cli import _ending, app
 
 WORKING_S = 0.7
@@ -143,6 +143,23 @@ def test_a_signal_to_it_alone_ends_what_it_started(name: str, tmp_path: Path) ->
     assert "Traceback" not in command.said()
     assert marked(command.mark) == []
     assert list(command.scratch.iterdir()) == []
+
+
+LOADING = """
+import time
+from hipfire_kernels.cli import _ending
+
+time.sleep(0.3)  # as if more were imported
+_ending.run(lambda: time.sleep(3600))
+"""
+
+
+def test_ctrl_c_while_what_it_started_still_loads() -> None:
+    with unheard():
+        started = subprocess.Popen([sys.executable, "-c", LOADING], stderr=subprocess.PIPE, text=True)
+    started.send_signal(signal.SIGINT)
+    assert started.communicate(timeout=60)[1] == ""
+    assert started.returncode == 128 + signal.SIGINT
 
 
 def test_every_command_is_known_here() -> None:

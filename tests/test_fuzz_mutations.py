@@ -54,7 +54,11 @@ def test_replay_fails_where_the_fault_is(host: Device, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "says"),
-    [("crashes", "crashes: SIGABRT"), ("hangs", "hangs: no answer within 2 s of CPU time"), ("deadlocks", "DeadlockError")],
+    [
+        ("crashes", "crashes: SIGABRT"),
+        ("hangs", "hangs: no answer within 2 s of CPU time"),
+        ("deadlocks", "DeadlockError"),
+    ],
 )
 def test_what_takes_the_process_with_it_is_a_failing_case(fault: str, says: str, host: Device, tmp_path: Path) -> None:
     (tmp_path / "case.json").write_text(json.dumps({"variant": variant_name(fault), "ctx": 40, "head_dim": 128}))

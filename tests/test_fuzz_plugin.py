@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from fuzz_lab import hfk
 
+from hipfire_kernels.cli import app
 from hipfire_kernels.running.devices.protocol import Device
 
 ENGINE = """
@@ -72,11 +73,17 @@ def test_without_an_adapter_the_suite_runs_the_variants(tmp_path: Path, host: De
         (["replay", "odd.json"], 2, "odd.json, case 1: no variant has the entry name 'x'"),
     ],
 )
-def test_bad_input_is_refused(args: list[str], code: int, says: str, tmp_path: Path) -> None:
+def test_bad_input_is_refused(
+    args: list[str], code: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.json").write_text("")
     (tmp_path / "odd.json").write_text('{"variant": "x"}')
-    done = hfk(tmp_path, None, *args)
-    assert (done.code, says in done.err) == (code, True), done.err
+    with pytest.raises(SystemExit) as ended:
+        app(args, prog_name="hfk")
+    said = capsys.readouterr().err
+    assert (ended.value.code, says in said) == (code, True), said
 
 
 def test_shards_of_a_campaign_merge(tmp_path: Path, host: Device) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from budget import some
 from model_lab import BLOCKS, PROMPT, TARGET, Letters, OracleDraft, target_tensors, write_checkpoint
 
 from hipfire_kernels import InputError
@@ -66,7 +67,7 @@ def assert_covers(target: Target, state: TargetState, tokens: Sequence[int]) -> 
 
 
 @pytest.mark.parametrize("repair", ["replay", "reset"])
-@pytest.mark.parametrize("position", range(1, BLOCK + 1))
+@pytest.mark.parametrize("position", some(range(1, BLOCK + 1), 3))
 def test_stop_at_every_position_of_a_block(target: Target, position: int, repair: str) -> None:
     """The first block holds tokens 1 to BLOCK; the token at `position` of them stops."""
     prompt = PROMPT[:20]
@@ -98,7 +99,7 @@ def test_stop_at_every_position_of_a_block(target: Target, position: int, repair
     assert (want.cached_prefix, want.prefill_tokens) == (20 + position, 1 + len(TURN))
 
 
-@pytest.mark.parametrize("accepted", range(BLOCK))
+@pytest.mark.parametrize("accepted", some(range(BLOCK), 3))
 def test_stop_on_the_bonus_token_repairs_nothing(target: Target, accepted: int) -> None:
     prompt = PROMPT[:20]
     truth = free(target, prompt, 60)
@@ -106,7 +107,7 @@ def test_stop_on_the_bonus_token_repairs_nothing(target: Target, accepted: int) 
     assert (got.tokens, got.repair, got.replayed_tokens) == (truth[: accepted + 2], "none", 0)
 
 
-@pytest.mark.parametrize("count", range(2, 10))
+@pytest.mark.parametrize("count", some(range(2, 10), 4))
 def test_the_end_of_the_budget_is_no_repair(target: Target, count: int) -> None:
     lab = Speculating(target)
     got = lab.run(PROMPT[:20], count)
@@ -115,7 +116,7 @@ def test_the_end_of_the_budget_is_no_repair(target: Target, count: int) -> None:
 
 
 @pytest.mark.parametrize("repair", ["replay", "reset"])
-@pytest.mark.parametrize("count", range(1, BLOCK + 1))
+@pytest.mark.parametrize("count", some(range(1, BLOCK + 1), 3))
 def test_truncated_by_the_caller(target: Target, count: int, repair: str) -> None:
     prompt = PROMPT[:20]
     lab = Speculating(target, repair)
@@ -177,7 +178,7 @@ def test_what_was_realigned_has_no_block_to_go_back_into(target: Target, caplog:
     assert not caplog.records
 
 
-@pytest.mark.parametrize("at", range(2, BLOCK))
+@pytest.mark.parametrize("at", some(range(2, BLOCK), 3))
 def test_stop_strings_inside_a_block(target: Target, at: int) -> None:
     """The string spans the tokens at - 1 and `at`; the state is repaired as after a stop token."""
     prompt, letters = PROMPT[:20], Letters()

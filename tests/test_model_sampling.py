@@ -158,7 +158,7 @@ def test_plain_sampling_is_at_the_noise_floor_of_itself(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLINGS)
-@pytest.mark.parametrize("likely", [True, False])
+@pytest.mark.parametrize("likely", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_speculation_samples_what_plain_sampling_does(name: str, likely: bool) -> None:
     chain = Chain(SAMPLINGS[name])
     pick = np.argmax if likely else np.argmin
@@ -197,7 +197,7 @@ def test_a_biased_rule_is_noticed(rule: Rule) -> None:
     assert distance(chain.speculative(rule, drafts, 3), chain.plain(4)) > 3 * LIMIT
 
 
-@pytest.mark.parametrize("speculate", [True, False])
+@pytest.mark.parametrize("speculate", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_the_engine_samples_the_targets_distribution(target: Target, speculate: bool) -> None:
     """The first two new tokens of whole requests, against the exact distribution."""
     sampling = Sampling(0.8, 4)

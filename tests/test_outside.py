@@ -79,6 +79,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "nothing written": ({"args": lambda v: (Tensor("x", "f32", ("rows", 64)),)}, "no argument has writes=True"),
     "an extent of zero": ({"args": lambda v: (Tensor("x", "f32", ("rows", 0), writes=True),)}, "an extent 0"),
     "a parameter without values": ({"params": {"width": ()}}, "parameter width has no value"),
+    "a parameter that hides what every variant has": (
+        {"params": {"width": (64, 96), "threads": (64,)}},
+        "a parameter is named 'threads', which is a name of every variant",
+    ),
+    "a parameter that hides what every template has": (
+        {"params": {"width": (64, 96), "block": (64,)}},
+        "a parameter is named 'block', which is a name that every template has",
+    ),
     "a parameter that is no tuple": ({"params": {"width": 64}}, "parameter width has 64; required: a tuple"),
     "one entry for two variants": ({"entry": lambda v: "same"}, "width=64 and width=96 have one entry, same"),
     "an entry that is no identifier": ({"entry": lambda v: f"scale-{v.width}"}, "entry of width=64 is 'scale-64'"),
@@ -281,7 +289,7 @@ def hfk(installed: Path, *arguments: str, cwd: Path | None = None) -> subprocess
     ("arguments", "expected"),
     [
         (["list"], "rms_norm"),
-        (["parity", "rms_norm", "swiglu", "top_k", "--quick"], "8 variants"),
+        (["parity", "rms_norm", "swiglu", "top_k", "--quick"], "11 variants"),
         (["fuzz", "rms_norm", "swiglu", "top_k", "--count", "500", "--seed", "3"], "0 failures"),
         (["lint", "rms_norm_f16", "top_k8"], ""),
         (["isa", "rms_norm_f32", "--arch", "gfx1100", "--counts"], "rms_norm.hip.j2:"),
@@ -300,7 +308,7 @@ def test_its_own_tests_pass(installed: Path) -> None:
     path = os.pathsep.join(filter(None, [str(installed), os.environ.get("PYTHONPATH", "")]))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(PACKAGE / "tests")]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
-    assert "8 passed" in done.stdout, done.stdout + done.stderr
+    assert "11 passed" in done.stdout, done.stdout + done.stderr
 
 
 FAULTS = {

@@ -6,7 +6,7 @@ import importlib.util
 import inspect
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,8 +25,13 @@ def check_name(name: Any) -> None:
         raise InputError(f"a family is named {name!r}; required: letters, digits and underscores")
 
 
-def check_params(name: str, params: Mapping[str, Sequence[Any]]) -> None:
-    """Every parameter has a word for a name, and values, each once."""
+def check_params(name: str, params: Mapping[str, Sequence[Any]], taken: Collection[str]) -> None:
+    """Every parameter has a word for a name, and values, each once.
+
+    Args:
+        taken: names of a variant that are no parameters, and would be read in a parameter's place.
+    """
+    check_free(name, params, taken, "of every variant")
     for parameter, values in params.items():
         if not _WORD.fullmatch(parameter):
             raise InputError(f"{name}: a parameter is named {parameter!r}; required: a word, as a template uses it")
@@ -36,6 +41,13 @@ def check_params(name: str, params: Mapping[str, Sequence[Any]]) -> None:
             raise InputError(f"{name}: parameter {parameter} has no value; give its legal values, at least one")
         if len(set(values)) < len(values):
             raise InputError(f"{name}: parameter {parameter} has a value twice: {', '.join(map(str, values))}")
+
+
+def check_free(name: str, params: Iterable[str], taken: Collection[str], of: str) -> None:
+    """No parameter has a name that means something else already."""
+    for parameter in params:
+        if parameter in taken:
+            raise InputError(f"{name}: a parameter is named {parameter!r}, which is a name {of}; call it otherwise")
 
 
 def check_extents(name: str, extents: Mapping[str, tuple[int, int]]) -> None:

@@ -21,7 +21,7 @@ from hipfire_kernels.archs import WAVE, Arch
 from hipfire_kernels.archs import arch as lookup
 from hipfire_kernels.authoring import declaration
 from hipfire_kernels.authoring.args import Arg, Lds, Scalar, Tensor
-from hipfire_kernels.authoring.render import render
+from hipfire_kernels.authoring.render import beside_parameters, render
 from hipfire_kernels.authoring.templates import Template
 from hipfire_kernels.errors import InputError
 
@@ -124,7 +124,7 @@ class KernelFamily:
 
     def __post_init__(self) -> None:
         declaration.check_name(self.name)
-        declaration.check_params(self.name, self.params)
+        declaration.check_params(self.name, self.params, dir(Variant))
         declaration.check_oracle(self.name, self.reference, self.oracle)
         declaration.check_extents(self.name, self.extents)
         if self.template is not None and self.body is not None:
@@ -138,6 +138,8 @@ class KernelFamily:
             self._check(variant)
         if not entries:
             raise InputError(f"{self.name}: `where` lets no combination of its parameters exist")
+        given = beside_parameters(next(self.variants()), lookup("gfx1100"))
+        declaration.check_free(self.name, self.params, given, "that every template has")
 
     def _check(self, variant: Variant) -> None:
         args = variant.args

@@ -92,6 +92,11 @@ def _parts(variant: Renderable, target: Arch) -> str:
 
 def _context(variant: Renderable, target: Arch) -> dict[str, object]:
     """All a template can name: parameters, what the declaration derives from them, layout constants."""
+    return {**beside_parameters(variant, target), **dict(variant.params)}
+
+
+def beside_parameters(variant: Renderable, target: Arch) -> dict[str, object]:
+    """What a template can name besides the parameters."""
     params = dict(variant.params)
     lds_arrays = _lds_arrays(variant, target)
     derived = {"dims_per_lane": params["head_dim"] // WAVE} if "head_dim" in params else {}
@@ -114,7 +119,6 @@ def _context(variant: Renderable, target: Arch) -> dict[str, object]:
         "matrix": f"matrix_{target.dialect}.h",
         "args": [_c_type(arg) for arg in variant.args],
         **derived,
-        **params,
     }
 
 

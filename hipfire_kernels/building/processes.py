@@ -93,6 +93,17 @@ def adopt_orphans() -> None:
 
 
 @contextlib.contextmanager
+def unheard() -> Iterator[None]:
+    """Processes started in the block by this thread do not hear Ctrl-C until they ask for it: Python would end one that
+    is still loading with a traceback."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
 def pool() -> Iterator[ThreadPoolExecutor]:
     """Threads for work that waits for processes, as many as cores. Left by an error or by Ctrl-C, what has not begun
     never does, and what runs is not waited for."""

@@ -102,7 +102,8 @@ def _scalars(variant: Variant) -> dict[str, Scalar]:
     return {arg.name: arg for arg in variant.args if isinstance(arg, Scalar) and arg.name not in known}
 
 
-def _bounds(variant: Variant, name: str) -> tuple[int, int]:
+def bounds(variant: Variant, name: str) -> tuple[int, int]:
+    """Least and greatest value of a symbol in drawn cases."""
     return variant.family.extents.get(name, EXTENT)
 
 
@@ -269,6 +270,29 @@ def _bits(results: Mapping[str, Array]) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in results.items()}
 
 
+def sized(variant: Variant, extents: Mapping[str, int]) -> DeclaredCase:
+    """A case of normal contents with these extents and the greatest of all others.
+
+    Raises:
+        InputError: a name is no symbol of the variant, or its extent is not within the declared bounds.
+    """
+    symbols = _symbols(variant)
+    for name, n in extents.items():
+        if name not in symbols:
+            raise InputError(f"{variant.name} has no extent {name!r}; its extents are {', '.join(symbols)}")
+        low, high = bounds(variant, name)
+        if not low <= n <= high:
+            raise InputError(f"extent {name} of {variant.name} is {n}; declared: {low} .. {high}")
+    return _plain(variant, {name: extents.get(name, bounds(variant, name)[1]) for name in symbols})
+
+
+def _plain(variant: Variant, extents: Mapping[str, int]) -> DeclaredCase:
+    """Normal contents and scalars that are typical."""
+    scalars = {name: _typical(_range(variant, arg), arg) for name, arg in _scalars(variant).items()}
+    held = {name: contents.names(arg)[0] for name, arg in _read(variant).items()}
+    return DeclaredCase(variant.entry, dict(extents), scalars, held)
+
+
 # ---- the oracle -----------------------------------------------------------------------------------------------------
 
 
@@ -284,7 +308,7 @@ class Declared:
 
     def grid(self, variant: Variant, *, quick: bool) -> Iterator[DeclaredCase]:
         """Every content once at an extent in between, then normal values at the ends and around powers of two."""
-        ladders = {name: _ladder(*_bounds(variant, name)) for name in _symbols(variant)}
+        ladders = {name: _ladder(*bounds(variant, name)) for name in _symbols(variant)}
         middle = {name: steps[len(steps) // 2] for name, steps in ladders.items()}
         plain = {name: contents.names(arg)[0] for name, arg in _read(variant).items()}
         others = [(name, other) for name, arg in _read(variant).items() for other in contents.names(arg)[1:]]
@@ -303,14 +327,11 @@ class Declared:
 
     def timing(self, variant: Variant, rows: int, ctx: int) -> DeclaredCase:
         """See `Oracle.timing`: the largest extents that fit, normal values."""
-        extents = self._within(variant, {name: _bounds(variant, name)[1] for name in _symbols(variant)}, WORK)
-        scalars = {name: _typical(_range(variant, arg), arg) for name, arg in _scalars(variant).items()}
-        plain = {name: contents.names(arg)[0] for name, arg in _read(variant).items()}
-        return DeclaredCase(variant.entry, extents, scalars, plain)
+        return _plain(variant, self._within(variant, sized(variant, {}).extents, WORK))
 
     def draw(self, variant: Variant, source: Any, work: int) -> DeclaredCase:
         """See `Oracle.draw`."""
-        extents = {n: source.pick(n, _ladder(*_bounds(variant, n)), small=True) for n in _symbols(variant)}
+        extents = {n: source.pick(n, _ladder(*bounds(variant, n)), small=True) for n in _symbols(variant)}
         scalars = {}
         for name, arg in _scalars(variant).items():
             low, high = _range(variant, arg)
@@ -325,8 +346,8 @@ class Declared:
         """The extents, the largest halved until the arrays are small enough."""
         kept = dict(extents)
         while cost(variant, kept) > work:
-            largest = max(kept, key=lambda name: kept[name] / max(1, _bounds(variant, name)[0]))
-            low = _bounds(variant, largest)[0]
+            largest = max(kept, key=lambda name: kept[name] / max(1, bounds(variant, name)[0]))
+            low = bounds(variant, largest)[0]
             if kept[largest] <= low:
                 break
             kept[largest] = max(low, kept[largest] // 2)
@@ -376,7 +397,7 @@ class Declared:
     def simpler(self, variant: Variant, case: DeclaredCase) -> Iterator[DeclaredCase]:
         """See `Oracle.simpler`."""
         for name, now in case.extents.items():
-            low = _bounds(variant, name)[0]
+            low = bounds(variant, name)[0]
             for fewer in dict.fromkeys((low, (now + low) // 2, now - 1)):
                 if low <= fewer < now:
                     yield dataclasses.replace(case, extents={**case.extents, name: fewer})
@@ -420,7 +441,7 @@ class Declared:
                     f"{', '.join(sorted(names)) or 'none'}"
                 )
         for name, value in case.extents.items():
-            low, high = _bounds(variant, name)
+            low, high = bounds(variant, name)
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
                 raise InputError(f"extent {name} is {value!r}; required: {low} .. {high}")
         for name, held in case.contents.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -101,3 +101,26 @@ def families() -> list[str]:
     from hipfire_kernels.kernels import families
 
     return list(families())
+
+
+# ---- extents of a declared case -------------------------------------------------------------------------------------
+
+Extents = Annotated[
+    list[str] | None,
+    typer.Option("--extent", metavar="NAME=N", help="Of a family with a reference: an extent that is not the largest."),
+]
+
+
+def extents(given: Sequence[str] | None) -> dict[str, int]:
+    """`--extent rows=16` as name and number.
+
+    Raises:
+        InputError: it is not of that form.
+    """
+    found = {}
+    for text in given or ():
+        name, _, number = text.partition("=")
+        if not (name.isidentifier() and number.isdigit()):
+            raise InputError(f"--extent is {text!r}; required: NAME=N, a symbol of the declaration and a whole number")
+        found[name] = int(number)
+    return found

@@ -38,6 +38,7 @@ def run(command: Callable[[], Any]) -> None:
     asked = _Asked()
     code: Any = 0
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # a parent may have kept them back until here
         command()
     except SystemExit as ended:
         code = ended.code

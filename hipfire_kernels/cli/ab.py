@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def ab(
     kernel: Annotated[
         tuple[str, str] | None,
-        typer.Option(metavar="OFF ON", help="Two routes or variants, for example tile_batched rows8."),
+        typer.Option(metavar="OFF ON", help="Two routes, for example tile_batched rows8, or two variants."),
     ] = None,
     generate: Annotated[
         str | None,
@@ -33,9 +33,10 @@ def ab(
     ctx: Annotated[
         int | None, typer.Option(help="Kernel: keys [default: 4096]. Generate: repeat the prompt to so many tokens.")
     ] = None,
-    rows: Annotated[int, typer.Option(help="Kernel: query rows.")] = 16,
-    head_dim: Annotated[int, typer.Option(help="Kernel: values per head.")] = 256,
-    heads: Annotated[str, typer.Option(help="Kernel: query/KV heads.")] = "24/4",
+    rows: Annotated[int | None, typer.Option(help="Kernel: query rows. [default: 16]")] = None,
+    head_dim: Annotated[int | None, typer.Option(help="Kernel: values per head. [default: 256]")] = None,
+    heads: Annotated[str | None, typer.Option(help="Kernel: query/KV heads. [default: 24/4]")] = None,
+    extent: _choices.Extents = None,
     rounds: Annotated[int, typer.Option(min=4, help="Kernel: calls of a sample, whose median counts.")] = 20,
     prompt_file: Annotated[Path | None, typer.Option(help="Generate: UTF-8 text. [default: the demo's first]")] = None,
     target: Annotated[Path | None, typer.Option(help="Generate: checkpoint. [default: the demo pair]")] = None,
@@ -51,8 +52,12 @@ def ab(
     if (kernel is None) == (generate is None):
         raise InputError("required: one of --kernel OFF ON and --generate NAME=OFF,ON")
     order = pairs.order(repeats)
+    experiment: Experiment
     if kernel is not None:
-        experiment = _kernel(kernel, ctx or 4096, rows, head_dim, heads, device, rounds)
+        shape = {"--ctx": ctx, "--rows": rows, "--head-dim": head_dim, "--heads": heads}
+        sized = [name for name, value in shape.items() if value is not None]
+        cases = _cases(kernel, _choices.extents(extent), sized, device, rounds)
+        experiment = cases or _kernel(kernel, ctx or 4096, rows or 16, head_dim or 256, heads or "24/4", device, rounds)
     else:
         experiment = _generate(str(generate), device, target, draft, prompt_file, ctx, max_new_tokens)
     _out.note(f"declared order: {' '.join(order)}")
@@ -65,6 +70,23 @@ def ab(
     _out.save(out, json.dumps(document, indent=1) + "\n")
     if document["judgement"] is None:
         raise typer.Exit(FAILED)
+
+
+def _cases(
+    names: tuple[str, str], extents: dict[str, int], sized: list[str], device: str, rounds: int
+) -> Experiment | None:
+    """Two variants of families with a reference; None where the names are of attention kernels."""
+    from hipfire_kernels.authoring.registry import variants
+    from hipfire_kernels.bench.ab_cases import CaseArms, of_reference
+
+    off, on = (of_reference(name, variants()) for name in names)
+    if off is None or on is None:
+        if extents:
+            raise InputError("--extent is for variants of families with a reference; --ctx and --rows size these")
+        return None
+    if sized:
+        raise InputError(f"{sized[0]} is of attention kernels; --extent NAME=N sizes a case of {off.family.name}")
+    return CaseArms(off, on, extents, device, rounds)
 
 
 def _kernel(

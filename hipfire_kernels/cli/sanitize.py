@@ -33,6 +33,7 @@ def sanitize(
     The same as `hfk fuzz --device host+KIND`, in processes started as the sanitizer needs it.
     """
     from hipfire_kernels.archs import arch
+    from hipfire_kernels.building.processes import unheard
     from hipfire_kernels.building.toolchains import sanitized
 
     _select.many(variants or [], everything=everything)  # a wrong name is said here
@@ -40,5 +41,6 @@ def sanitize(
     names = ["--all"] if everything else list(variants or [])
     command = [sys.executable, "-m", "hipfire_kernels.cli", "fuzz", *names, "--device", f"host+{kind}"]
     command += ["--count", str(count), "--seed", str(seed), "--out", str(out), *(["--json"] if as_json else [])]
-    done = subprocess.run(command, env={**os.environ, **more})
-    raise typer.Exit(done.returncode)
+    with unheard():
+        running = subprocess.Popen(command, env={**os.environ, **more})
+    raise typer.Exit(running.wait())

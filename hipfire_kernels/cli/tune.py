@@ -19,14 +19,17 @@ from hipfire_kernels.errors import InputError
 
 if TYPE_CHECKING:
     from hipfire_kernels.bench.tune import Answer
+    from hipfire_kernels.bench.tune_cases import Contest
     from hipfire_kernels.dispatch.tuning import Tuning
+    from hipfire_kernels.running.devices.protocol import Device
 
 
 def _tunable() -> list[str]:
     """The families that have a choice."""
+    from hipfire_kernels.bench import tune_cases
     from hipfire_kernels.bench.tune import tunable
 
-    return [row.family for row in tunable([])]
+    return [*(row.family for row in tunable([])), *tune_cases.tunable()]
 
 
 def tune(
@@ -35,7 +38,7 @@ def tune(
     ] = "auto",
     family: Annotated[
         list[str] | None,
-        _choices.option(_tunable, metavar="FAMILY", help="A family; may be repeated. [default: all]"),
+        _choices.option(_tunable, metavar="FAMILY", help="A family; may be repeated. [default: all with routes]"),
     ] = None,
     head_dim: Annotated[str | None, typer.Option(help="Comma-separated. [default: 128,256; host: 128]")] = None,
     heads: Annotated[str | None, typer.Option(help="Query/KV heads. [default: 24/4; draft: 32/8; host: 6/1]")] = None,
@@ -43,24 +46,32 @@ def tune(
     ctx: Annotated[
         str | None, typer.Option(help="Contexts. [default: 2048,4096,20672,32768,131072; host: 512,1024]")
     ] = None,
+    extent: _choices.Extents = None,
     out: Annotated[Path | None, _out.new_file("[default: ARCH.json in the user's tuning folder]")] = None,
     as_json: _out.Json = False,
 ) -> None:
     """Time row groups and splits of the kernels that have a choice, beside their defaults, and store the winners.
 
-    The decision of a request says which it has. Exit code 0: done; 1: a candidate is wrong; 3: no device.
+    The decision of a request says which it has. A family that has a reference and no route is timed on cases of its
+    declaration; what wins there is printed and not stored. Exit code 0: done; 1: a candidate is wrong; 3: no device.
     """
     from hipfire_kernels.bench import tune as work
     from hipfire_kernels.building.storage import tuning_root
     from hipfire_kernels.running import devices as runtime
 
-    chosen = work.tunable(family or [])
     options = {"head_dims": ("--head-dim", head_dim), "rows": ("--rows", rows), "contexts": ("--ctx", ctx)}
     given: dict[str, Any] = {field: numbers(name, text) for field, (name, text) in options.items() if text}
     given |= {"heads": heads_of(heads)} if heads else {}
     on = runtime.device(device)
     if device == "auto" and on.name == "host":
         raise refuse("no GPU opens here (hfk doctor says why); --device host tunes the CPU")
+    if family and (alone := _without_routes(family)):
+        if given or out:
+            raise InputError(f"{', '.join(alone)} has no route; --extent NAME=N sizes its case, and nothing is stored")
+        return _tune_cases(alone, on, _choices.extents(extent), as_json)
+    if extent:
+        raise InputError("--extent is for families without a route; --rows, --ctx, --head-dim and --heads size these")
+    chosen = work.tunable(family or [])
     about = [(row, replace(work.shapes_for(on, row.workload), **given)) for row in chosen]
     for _, shapes in about:
         if min(shapes.contexts) < max(shapes.rows):
@@ -79,6 +90,75 @@ def tune(
     _show(answers, file, time.perf_counter() - began, as_json)
     if any(a.faults for a in answers):
         raise typer.Exit(FAILED)
+
+
+def _without_routes(names: Sequence[str]) -> list[str]:
+    """The families of these that have no route: all, or none.
+
+    Raises:
+        InputError: some have.
+    """
+    from hipfire_kernels.bench import tune_cases
+
+    found = [name for name in names if name in tune_cases.tunable()]
+    if found and len(found) < len(names):
+        raise InputError(f"{', '.join(found)} has no route and others have; tune them one after the other")
+    return found
+
+
+def _tune_cases(names: Sequence[str], on: Device, extents: Mapping[str, int], as_json: bool) -> None:
+    """Time the choices of families without routes, and print what came of it."""
+    from hipfire_kernels.bench import tune_cases as work
+    from hipfire_kernels.kernels import families
+
+    held = [contest for name in names for contest in work.contests(families()[name], on, extents)]
+    with _out.progress("tune", len(held)) as step:
+        for contest in held:
+            work.run(contest, on, step)
+    faults = [fault for contest in held for fault in contest.faults]
+    if as_json:
+        _out.document({"contests": [_contest(contest) for contest in held], "faults": faults})
+    else:
+        columns = ["default", "case", "candidate", "default us", "us", "ratio", "interval", "verdict"]
+        lines = [line for contest in held for line in _rivals(contest)]
+        _out.table(columns, lines, numeric=["default us", "us"])
+        for fault in faults:
+            print(f"WRONG {fault}")
+        won = [contest.winner.variant.name for contest in held if contest.winner]
+        print(f"\n{len(won)} of {len(held)} variants have a faster choice: {', '.join(won) or 'none'}")
+        if won:
+            print("nothing is stored: put the winner first in `space`, and launch it by its name")
+    if faults:
+        raise typer.Exit(FAILED)
+
+
+def _contest(contest: Contest) -> dict[str, Any]:
+    return {
+        "default": contest.default.entry,
+        "case": contest.case.as_dict(),
+        "winner": contest.winner.variant.entry if contest.winner else None,
+        "rivals": [
+            {"entry": r.variant.entry, "default_us": r.default_us, "us": r.us, "judgement": r.judgement.as_dict()}
+            for r in contest.rivals
+        ],
+    }
+
+
+def _rivals(contest: Contest) -> list[list[Any]]:
+    case = " ".join(f"{name}={n}" for name, n in contest.case.extents.items())
+    return [
+        [
+            contest.default.name,
+            case,
+            rival.variant.name,
+            f"{rival.default_us:.1f}",
+            f"{rival.us:.1f}",
+            f"{rival.judgement.ratio:.3f}x",
+            f"{rival.judgement.interval[0]:.3f} .. {rival.judgement.interval[1]:.3f}",
+            {"on is faster": "faster", "off is faster": "slower", None: "no verdict"}[rival.judgement.verdict],
+        ]
+        for rival in contest.rivals
+    ]
 
 
 def _other_records(file: Path, answers: Sequence[Answer]) -> list[Tuning]:

@@ -13,7 +13,7 @@ from hipfire_kernels import families
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.building import scratch
 from hipfire_kernels.building.builder import Artifact
-from hipfire_kernels.building.processes import cpu_limit, end_descendants
+from hipfire_kernels.building.processes import cpu_limit, end_descendants, unheard
 from hipfire_kernels.checking.parity import Result
 from hipfire_kernels.errors import DeviceError, HipfireError
 from hipfire_kernels.inspecting import compare
@@ -42,11 +42,8 @@ class Checker:
         self._pipe, theirs = spawning.Pipe()
         self._process = spawning.Process(target=_serve, args=(theirs,), daemon=True)
         resource_tracker.ensure_running()  # which it would do below, and unblock signals
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # it has this too: Ctrl-C is for the parent
-        try:
+        with unheard():
             self._process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
 
     def run(self, variant: Variant, artifact: Artifact, cases: Sequence[Any]) -> list[Result]:

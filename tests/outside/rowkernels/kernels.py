@@ -52,9 +52,9 @@ def swiglu(gate, up):
 SWIGLU = KernelFamily(
     name="swiglu",
     doc="one row",
-    params={"dtype": DTYPES},
+    params={"dtype": DTYPES, "width": (128, 256)},
     template=TEMPLATES / "swiglu.hip.j2",
-    entry=lambda v: f"swiglu_{v.dtype}",
+    entry=lambda v: f"swiglu_{v.dtype}" + (f"_{v.width}" if v.width != 128 else ""),
     args=lambda v: (
         Tensor("gate", v.dtype, ("rows", "d")),
         Tensor("up", v.dtype, ("rows", "d")),
@@ -63,7 +63,8 @@ SWIGLU = KernelFamily(
     ),
     extents={"rows": (1, 64), "d": (32, 8192)},
     grid=lambda v, s: (s.rows, 1, 1),
-    block=128,
+    block=lambda v, arch: v.width,
+    space=lambda v, site: {"width": (128, 256)},
     reference=swiglu,
     tolerance=lambda v: ROUNDED[v.dtype],
 )
