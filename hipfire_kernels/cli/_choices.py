@@ -89,6 +89,13 @@ def devices() -> list[str]:
     return ["auto", *(f"{vendor}:N" for vendor in GPU_VENDORS), *HOSTS, *isa.names()]
 
 
+def checked_devices() -> list[str]:
+    """The host, and the devices that have checks of their own."""
+    from hipfire_kernels.running.devices import isa
+
+    return ["host", *isa.names()]
+
+
 def routes() -> list[str]:
     """Every route."""
     from hipfire_kernels.dispatch.routes import ROUTES

@@ -80,6 +80,11 @@ def _in_forked_child() -> None:
 os.register_at_fork(after_in_child=_in_forked_child)
 
 
+def arch_of(name: str) -> str:
+    """The arch of a device that is no card, by the device's name alone."""
+    return name.partition(":")[2].partition("+")[0] if name.startswith(f"{ISA}:") else "host"
+
+
 def _interpreted(vendor: str) -> tuple[str, ...]:
     """Names of the interpreter's devices, asked for where one may be meant: it is not loaded otherwise."""
     found: tuple[str, ...] = _module(ISA).names() if vendor == ISA else ()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+import dataclasses
 import functools
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,7 +39,7 @@ def names() -> tuple[str, ...]:
     return tuple(f"isa:{name}{mode}" for mode in ("", _FLUSHED) for name in archs)
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Trace:
     """What a kernel's launches have executed."""
 
@@ -215,28 +215,19 @@ class IsaDriver:
         given: KernelArgs | None = getattr(self._thread, "described", {}).pop(params, None)
         arrays = None if given is None else _arrays(given)
         values = execution.arguments(kernel, params)
-        self._queues.enqueue(stream, functools.partial(self._run, key, kernel, grid, block, values, arrays))
+        call = Call(kernel, grid, block, values, arrays)
+        self._queues.enqueue(stream, functools.partial(self._run, key, call, self.mode))
 
-    def _run(
-        self,
-        key: str,
-        kernel: Program,
-        grid: tuple[int, int, int],
-        threads: int,
-        values: tuple[bytes, ...],
-        arrays: tuple[Array, ...] | None,
-    ) -> None:
-        for one in arrays or ():
+    def _run(self, key: str, call: Call, mode: Mode) -> None:
+        for one in call.arrays or ():
             if one.argument.nbytes and not self._live(one.address, one.argument.nbytes):
-                raise DeviceError(f"{kernel.entry}: its argument {one.argument.name} is no live memory")
+                raise DeviceError(f"{call.program.entry}: its argument {one.argument.name} is no live memory")
         everything = tuple((start, start + len(raw)) for start, raw in self._memory.items())
-        executed = execution.run(Call(kernel, grid, threads, values, arrays, everything), self.mode)
+        executed = execution.run(dataclasses.replace(call, memory=everything), mode)
         before = self.traces.get(key)
         if before is not None:
-            summed = Executed(before.executed.runs + executed.runs, before.executed.lanes + executed.lanes)
-            self.traces[key] = Trace(kernel, before.launches + 1, summed)
-        else:
-            self.traces[key] = Trace(kernel, 1, executed)
+            executed = Executed(before.executed.runs + executed.runs, before.executed.lanes + executed.lanes)
+        self.traces[key] = Trace(call.program, (before.launches if before else 0) + 1, executed)
 
 
 def _move(to: int, source: int | bytes, nbytes: int) -> None:
@@ -294,6 +285,15 @@ class IsaDevice(GpuDevice):
 
     def __repr__(self) -> str:
         return f"<IsaDevice {self.name} seed={self.driver.mode.seed}>"
+
+    @property
+    def thread_order(self) -> int | None:
+        """See `Ordered`: the order in which the waves of a block take turns. It counts when a launch is queued."""
+        return self.driver.mode.seed
+
+    @thread_order.setter
+    def thread_order(self, seed: int | None) -> None:
+        self.driver.mode = dataclasses.replace(self.driver.mode, seed=seed or 0)
 
     def checking(self, *, required: bool = False) -> IsaDevice:
         """See `Device.checking`. Nothing runs here without."""
