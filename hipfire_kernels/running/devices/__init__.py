@@ -28,7 +28,7 @@ def device(name: str = "auto") -> Device:
     """A device by name: `host`, `hip:N`, `cuda:N`, or `auto`: the first GPU that opens, else the host.
 
     `host+undefined` and `host+address` are the host with kernels under a sanitizer: see `toolchains.sanitized`.
-    `isa:gfx1201`, or another gfx arch, interprets the machine code for it; `isa:gfx1201+flushed` takes subnormal f16
+    `isa:gfx1201`, or another gfx arch, interprets the machine code for it; `isa:gfx1201+flush` takes subnormal f16
     operands of matrix instructions for zero: see `devices.isa`.
 
     The same name gives the same device. A device that could not be opened is tried again the next time.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _ALIGN = 256
 _POISON = 0xFF
-_FLUSHED = "+flushed"
+_FLUSHED = "+flush"
 
 
 def names() -> tuple[str, ...]:
@@ -317,6 +317,6 @@ class IsaDevice(GpuDevice):
 
 
 def open_device(name: str) -> IsaDevice:
-    """`isa:gfx1201`, or `isa:gfx1201+flushed`."""
+    """`isa:gfx1201`, or `isa:gfx1201+flush`."""
     arch, mode, _ = name.partition(":")[2].partition(_FLUSHED)
     return IsaDevice(arch, flushed=bool(mode))
