@@ -225,7 +225,7 @@ def _vector(row: Row, operands: list[str], tail: str) -> Op:
 
 def _next_source(letter: str, given: list[str], made: Op) -> Source:
     if letter == "o":
-        return Source(made.result, WORD, 0, made.reg)
+        return Source(made.result, WORD, SHIFT if made.part == HIGH else 0, made.reg, made.part)
     if letter == "m" and not given:  # VOP2 and v_dual: it is VCC, and not said
         return Source(SCALAR, MASK, 0, _VCC)
     return _source(given.pop(0), letter)
@@ -239,11 +239,11 @@ def _selected(op: Op, tail: str) -> Op:
         if letter == "p":
             sources[i] = _packed(one, low >> i & 1, high >> i & 1, tail, i)
         elif letter == "x" and high != -1 and high >> i & 1:
-            needs = (HIGH if low >> i & 1 else LOW) if one.kind == VECTOR else WORD
+            needs = WORD if one.kind == CONSTANT else HIGH if low >> i & 1 else LOW
             mods = one.mods | FROM_F16 | (SHIFT if low >> i & 1 else 0)
             sources[i] = one._replace(mods=mods, needs=needs)
         elif letter in "hs" and low >> i & 1:
-            sources[i] = one._replace(mods=one.mods | SHIFT, needs=HIGH if one.kind == VECTOR else WORD)
+            sources[i] = one._replace(mods=one.mods | SHIFT, needs=WORD if one.kind == CONSTANT else HIGH)
     if op.part == LOW and (low >> len(letters) & 1 or op.row.name == "v_fma_mixhi_f16"):
         op = op._replace(part=HIGH)
     return op._replace(sources=tuple(_needed(op.row.name, sources)))
@@ -252,7 +252,7 @@ def _selected(op: Op, tail: str) -> Op:
 def _packed(one: Source, low: int, high: int, tail: str, i: int) -> Source:
     signs = (_flags(tail, "neg_lo", 0) >> i & 1) * NEGATE_LOW | (_flags(tail, "neg_hi", 0) >> i & 1) * NEGATE_HIGH
     mods = SWAP_LOW * low | SWAP_HIGH * (1 - high) | signs
-    needs = (HIGH if low else LOW) if low == high and one.kind == VECTOR else WORD
+    needs = WORD if low != high or one.kind == CONSTANT else HIGH if low else LOW
     return one._replace(mods=mods, needs=needs)
 
 
@@ -278,7 +278,7 @@ def _needed(name: str, sources: list[Source]) -> list[Source]:
 
 
 def _half(one: Source, low: object, high: object) -> Source:
-    return one if one.kind != VECTOR or bool(low) == bool(high) else one._replace(needs=LOW if low else HIGH)
+    return one if one.kind == CONSTANT or bool(low) == bool(high) else one._replace(needs=LOW if low else HIGH)
 
 
 def _lanes(tail: str) -> tuple[int, ...]:
@@ -311,7 +311,9 @@ def _memory(row: Row, operands: list[str], tail: str) -> Op:
     if row.space == "CONSTANT":
         return _constants(row, operands, tail)
     reads = row.operands in ("read", "signed", "low", "high", "pull")
-    returns = bool(re.search(r"\bglc\b|TH_ATOMIC_RETURN", tail)) and row.operands in ("add", "addfloat")
+    returns = row.operands in ("add", "addfloat") and bool(
+        re.search(r"\bglc\b|TH_ATOMIC_RETURN", tail) or "_rtn_" in row.name
+    )
     given = list(operands)
     made = Op(row, flags=RETURNS if returns else 0)
     if reads or returns:

@@ -20,6 +20,7 @@ _COUNTERS = {
 _DEADLOCKS = {"NOT_SIGNALLED", "MISSED_BARRIER", "BARRIERS_DIFFER", "ENDLESS"}
 _FAULTS = {"OUTSIDE", "OUTSIDE_LDS", "READ_ONLY"}
 _SHOWN = 8
+_MOST_WAVES = 32
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def _finding(found: Any, program: Program, arrays: Sequence[Array]) -> Finding:
         lane=lane,
         register=_register(found.reg),
         counter=_COUNTERS[program.gfx12][found.other] if found.other < 4 else "",
-        other=found.other,
+        wave=f"wave {found.other}" if found.other < _MOST_WAVES else "another wave",
         lanes=f"{found.other:#010x}",
     )
     array, index = "", 0

@@ -18,7 +18,8 @@ static void read_lane(Machine* g, Wave* w, u32 at, const hk_op* o) {
                                                     : scalar(g, w, at, p->reg) % LANES;
     if (o->source[0].kind == HK_VECTOR) {
         arrived(g, w, at, reg);
-        set_scalar(g, w, at, o->reg, w->v[reg][l], known_in(w, reg, HK_WORD) >> l & 1 ? ~0u : 0);
+        const u32 known = (w->low[reg] >> l & 1 ? 0xffffu : 0) | (w->high[reg] >> l & 1 ? 0xffff0000u : 0);
+        set_scalar(g, w, at, o->reg, w->v[reg][l], known);
     } else {
         set_scalar(g, w, at, o->reg, scalar(g, w, at, reg), w->known[reg]);
     }

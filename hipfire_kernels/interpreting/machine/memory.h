@@ -32,8 +32,9 @@ static const Access access_of[OPS] = {
 
 INLINE int inside(const hk_extent* e, u64 at, u64 bytes) { return at >= e->from && at + bytes <= e->to; }
 
-static __attribute__((noinline)) int look_up(Machine* g, u64 at, u64 bytes, int writes) {
-    int beside = OUTSIDE;
+// What is wrong with an access; FINDINGS where nothing is.
+static __attribute__((noinline)) u32 look_up(Machine* g, u64 at, u64 bytes, int writes) {
+    u32 beside = OUTSIDE;
     for (u32 i = 0; i < g->launch->extent_count; ++i) {
         const hk_extent* e = &g->launch->extents[i];
         if (!inside(e, at, bytes)) continue;
@@ -42,7 +43,7 @@ static __attribute__((noinline)) int look_up(Machine* g, u64 at, u64 bytes, int 
             continue;
         }
         g->near = i;
-        return 0;
+        return FINDINGS;
     }
     return beside;
 }
@@ -50,8 +51,8 @@ static __attribute__((noinline)) int look_up(Machine* g, u64 at, u64 bytes, int 
 INLINE int may_access(Machine* g, const Wave* w, u32 at, int lane, u64 address, u64 bytes, int writes) {
     const hk_extent* near = &g->launch->extents[g->near];
     if (__builtin_expect(inside(near, address, bytes) && (!writes || near->writable), 1)) return 1;
-    const int why = look_up(g, address, bytes, writes);
-    return why ? stop(g, w, (u32)why, at, lane, address, (u32)bytes) : 1;
+    const u32 why = look_up(g, address, bytes, writes);
+    return why == FINDINGS ? 1 : stop(g, w, why, at, lane, address, (u32)bytes);
 }
 
 // ---- LDS -----------------------------------------------------------------------------------------------------------
@@ -76,7 +77,8 @@ static __attribute__((noinline)) void disordered(
     }
 }
 
-// Accesses of two bytes and more; of single bytes the neighbours may be another wave's, rightly.
+// Accesses of two bytes and more; of single bytes the neighbours may be another wave's, rightly. What a wave adds to by
+// atomics it may read behind a barrier alone: others may add there too.
 static void touch(
     Machine* g, const Wave* w, u32 at, int lane, u32 address, u32 bytes, u32 kind, const u8* data) {
     const u32 first = address / 2, cells = bytes < 2 ? 1 : bytes / 2, own = w->signalled << 8 | (w->id + 1);
@@ -92,7 +94,7 @@ static void touch(
     }
     if (__builtin_expect(bad && bytes > 1, 0)) disordered(g, w, at, lane, first, cells, kind, data);
     if (kind != READ)
-        for (u32 i = 0; i < cells; ++i) writer[i] = kind == ADD ? w->signalled << 8 | ATOMIC : own;
+        for (u32 i = 0; i < cells; ++i) writer[i] = kind == ADD && g->waves > 1 ? w->signalled << 8 | ATOMIC : own;
 }
 
 INLINE int may_share(

@@ -42,6 +42,12 @@ INLINE u32 min_f32(u32 a, u32 b, int ieee) {
     return ieee && signals(a) ? a | 0x400000 : best;
 }
 
+// The middle one; with one that is no number the least of the rest.
+INLINE u32 med3_f32(u32 a, u32 b, u32 c, int ieee) {
+    if (is_nan(a) || is_nan(b) || is_nan(c)) return min_f32(min_f32(a, b, ieee), c, ieee);
+    return max_f32(min_f32(a, b, ieee), min_f32(max_f32(a, b, ieee), c, ieee), ieee);
+}
+
 // 2^x, rounded once from a result of 1e-12: the same bits on every machine, which no C library promises. The degree is
 // that of Taylor's series for 2^t with |t| <= 1/2.
 INLINE float exp2_of(float x) {

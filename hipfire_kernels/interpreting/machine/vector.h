@@ -34,10 +34,15 @@ typedef struct {
     }
 // From a lane of a row, which four bits of `select` name.
 #define ACROSS(row, select)                                             \
-    for (int l = 0; l < LANES; ++l) {                                   \
-        const int from = (row) + (int)((select) >> 4 * (l & 15) & 15);  \
-        r[l] = a[from];                                                 \
-        x->off |= (x->exec >> l & ~(x->exec >> from) & 1) << l;         \
+    {                                                                   \
+        u32 low = 0;                                                    \
+        for (int l = 0; l < LANES; ++l) {                               \
+            const int from = (row) + (int)((select) >> 4 * (l & 15) & 15); \
+            r[l] = a[from];                                             \
+            low |= (x->low >> from & 1) << l;                           \
+            x->off |= (x->exec >> l & ~(x->exec >> from) & 1) << l;     \
+        }                                                               \
+        x->low = x->high = low;                                         \
     }
 
 #define VECTOR(name, name12, operands, section, ...)                                              \
@@ -126,9 +131,13 @@ INLINE const u32* source(
         }
     } else if (p->kind == HK_SCALAR) {
         from = spread(room, scalar(g, w, at, p->reg));
-        if (p->reg != NULL_REG) low = high = w->known[p->reg] == ~0u ? ~0u : 0;
+        if (p->reg != NULL_REG) {
+            low = (w->known[p->reg] & 0xffff) == 0xffff ? ~0u : 0;
+            high = w->known[p->reg] >> 16 == 0xffff ? ~0u : 0;
+        }
         if (p->part == HK_PAIR) {
             *upper = spread(x->room[2 * i + 1], scalar(g, w, at, p->reg + (p->reg != NULL_REG)));
+            low &= high;
             if (p->reg != NULL_REG) high = w->known[p->reg + 1] == ~0u ? ~0u : 0;
         }
     } else {
