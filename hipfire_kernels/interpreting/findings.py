@@ -17,7 +17,7 @@ _COUNTERS = {
     False: ("its loads (vmcnt)", "LDS (lgkmcnt)", "its constants (lgkmcnt)", "its stores (vscnt)"),
     True: ("its loads (loadcnt)", "LDS (dscnt)", "its constants (kmcnt)", "its stores (storecnt)"),
 }
-_DEADLOCKS = {"NOT_SIGNALLED", "MISSED_BARRIER", "BARRIERS_DIFFER", "ENDLESS"}
+_DEADLOCKS = {"NOT_WAITED", "NOT_SIGNALLED", "MISSED_BARRIER", "BARRIERS_DIFFER", "ENDLESS"}
 _FAULTS = {"OUTSIDE", "OUTSIDE_LDS", "READ_ONLY"}
 _SHOWN = 8
 _MOST_WAVES = 32
@@ -81,7 +81,7 @@ def _finding(found: Any, program: Program, arrays: Sequence[Array]) -> Finding:
         lanes=f"{found.other:#010x}",
     )
     array, index = "", 0
-    if kind.name in ("OUTSIDE", "READ_ONLY") and arrays:
+    if kind.name in ("OUTSIDE", "READ_ONLY", "RACE_ARRAY") and arrays:
         nearest = min(arrays, key=lambda one: one.near(found.address))
         array, index = nearest.argument.name, nearest.element(found.address)
         said += f": {array}[{index}] of {array} ({nearest.argument})"

@@ -27,7 +27,7 @@ _OPTIONS = (
     "-Wall",
     "-Wextra",
 )
-_LISTED = ("-gline-tables-only", "-S")
+_LISTED = ("-gline-tables-only", "-fdebug-compilation-dir=.", "-S")  # no text of one build names its folder
 
 
 class ClangToolchain(Toolchain):

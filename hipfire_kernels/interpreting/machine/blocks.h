@@ -61,6 +61,8 @@ static int release(Machine* g, Wave* waves) {
 static void run_block(Machine* g, Wave* waves) {
     u32 ready = g->waves;
     const u32 cells = g->program->lds_bytes / 2 + 1;
+    g->blocks++;
+    g->written = 0;
     memset(g->lds, 0xff, g->program->lds_bytes);
     memset(g->shadow.writer, 0, cells * sizeof *g->shadow.writer);
     memset(g->shadow.reader, 0, cells * sizeof *g->shadow.reader);
@@ -77,7 +79,10 @@ static void run_block(Machine* g, Wave* waves) {
         const u32 turn = 1 + draw(g, g->launch->turn);
         const int end = run_wave(g, w, turn);
         if ((w->ran += turn) > g->launch->most) stop(g, w, ENDLESS, w->pc, -1, 0, (u32)(w->ran / 1000000));
-        if (end == ENDED) w->ended = 1;
+        if (end == ENDED) {
+            w->ended = 1;
+            if (w->signalled > w->passed) found(g, w, NOT_WAITED, w->pc - 1, -1, -1, 0, 0);
+        }
         if (end == AT_BARRIER) {
             w->waiting = 1;
             w->barrier = w->pc - 1;
@@ -97,7 +102,8 @@ int hk_machine_run(const hk_program* program, const hk_launch* launch, unsigned 
     g.lds = malloc(program->lds_bytes + 64);
     g.shadow.writer = malloc(cells * sizeof(u32));
     g.shadow.reader = malloc(cells * sizeof(u32));
-    const int there = waves && g.lds && g.shadow.writer && g.shadow.reader;
+    g.stored = calloc(STORED, sizeof(Stored));
+    const int there = waves && g.lds && g.shadow.writer && g.shadow.reader && g.stored;
     for (u64 at = first; there && at < last && !outcome->count; ++at) {
         g.block[0] = (u32)(at % launch->grid[0]);
         g.block[1] = (u32)(at / launch->grid[0] % launch->grid[1]);
@@ -109,5 +115,6 @@ int hk_machine_run(const hk_program* program, const hk_launch* launch, unsigned 
     free(g.lds);
     free(g.shadow.writer);
     free(g.shadow.reader);
+    free(g.stored);
     return there;
 }

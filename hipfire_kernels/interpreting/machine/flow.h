@@ -7,6 +7,7 @@ static void arrive(Machine* g, Wave* w, u32 at) {
     static const u8 counters[] = {HK_SHARED_OPS, HK_STORES};
     for (u32 i = 0; i < sizeof counters; ++i)
         if (w->issued[counters[i]] > w->done[counters[i]]) found(g, w, IN_FLIGHT, at, -1, -1, 0, counters[i]);
+    if (w->signalled > w->passed) found(g, w, NOT_WAITED, at, -1, -1, 0, 0);
     w->signalled++;
 }
 

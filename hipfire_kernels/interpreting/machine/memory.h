@@ -107,6 +107,31 @@ INLINE int may_share(
     return 1;
 }
 
+// ---- arrays, between the waves of a block --------------------------------------------------------------------------
+
+static Stored* stored_at(const Machine* g, u64 at) {
+    for (u32 i = (u32)(at * 0x9e3779b97f4a7c15ull >> 49), tries = 0; tries < 32; ++tries, i = (i + 1) % STORED)
+        if (g->stored[i].block != g->blocks || g->stored[i].at == at) return &g->stored[i];
+    return NULL;
+}
+
+static void note_stored(Machine* g, const Wave* w, u64 address, u32 bytes) {
+    for (u64 at = address / 4; at <= (address + bytes - 1) / 4; ++at) {
+        Stored* one = stored_at(g, at);
+        if (!one) continue;
+        *one = (Stored){at, g->blocks, w->signalled << 8 | (w->id + 1)};
+        g->written++;
+    }
+}
+
+static void check_stored(Machine* g, const Wave* w, u32 at, int lane, u64 address, u32 bytes) {
+    for (u64 word = address / 4; word <= (address + bytes - 1) / 4; ++word) {
+        const Stored* one = stored_at(g, word);
+        if (one && one->block == g->blocks && bytes > 1 && clashes(w, one->mark))
+            found(g, w, RACE_ARRAY, at, lane, -1, address, (one->mark & 255) - 1);
+    }
+}
+
 // ---- an access -----------------------------------------------------------------------------------------------------
 
 static u64 base_address(Machine* g, const Wave* w, u32 at, u32 reg) {
@@ -188,6 +213,8 @@ static void access_lanes(Machine* g, Wave* w, u32 at, const hk_op* o) {
             const int may = shared ? may_share(g, w, at, l, to, a->bytes, a->access, t)
                                    : may_access(g, w, at, l, to, a->bytes, writes);
             if (!may) return;
+            if (!shared && a->access >= WRITE && a->access < ADD && g->waves > 1) note_stored(g, w, to, a->bytes);
+            if (!shared && a->access < WRITE && g->written) check_stored(g, w, at, l, to, a->bytes);
             perform(w, o, a, place, l, shared ? g->lds + to : (u8*)to, t);
         }
     g->outcome->lanes[at] += (u32)__builtin_popcount(exec);

@@ -44,6 +44,13 @@ typedef struct {
 } Shadow;
 enum { MANY = 254, ATOMIC = 253 };
 
+// A word of an array that the block has written: in which block, and by whom as in Shadow.
+typedef struct {
+    u64 at;
+    u32 block, mark;
+} Stored;
+enum { STORED = 1 << 15 };
+
 typedef struct {
     const hk_program* program;
     const hk_launch* launch;
@@ -51,6 +58,8 @@ typedef struct {
     u8* lds;
     Shadow shadow;
     u32 block[3], waves, near;  // near: the extent that was accessed last
+    Stored* stored;             // by their address; those that find no place are forgotten
+    u32 blocks, written;        // blocks so far; words that this one has in `stored`
     u64 random;
     int stopped;
 } Machine;
