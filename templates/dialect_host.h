@@ -47,6 +47,7 @@ struct Launch {
     unsigned long long seed;
     unsigned lds_changed;  // under a memory check: so many bytes of LDS start as `other`, the rest as `fill`
     unsigned char fill, other;
+    unsigned char flush_f16;  // the matrix operation reads subnormal f16 operands as zero
 };
 
 // An LDS array as it is declared: where it would lie with all of them behind each other, what its address must be a
@@ -132,7 +133,7 @@ struct Block {
     unsigned char (*own)[OWN_BYTES];
     unsigned char *lds, **lds_at;
     const LdsPlace* places;
-    bool in_kernel;
+    bool in_kernel, flush_f16;
     unsigned threads, alive, current, barrier_generation, barrier_arrived;
     At barrier_at;
     unsigned index[3];
@@ -444,6 +445,7 @@ HK_API int hk_run(const hk::Launch* launch, void** args, unsigned long long firs
                   const hk::Arena* arena, hk::Report* report) {
     hk::block.error = hk::OK;
     hk::block.args = args;
+    hk::block.flush_f16 = launch->flush_f16 != 0;
     hk::work_in(*arena);
     if (arena->lds) hk::catch_faults(*arena, true);
     for (unsigned long long b = first; b < last && hk::block.error == hk::OK; ++b) hk::run_block(*launch, *arena, b);

@@ -47,13 +47,26 @@ __device__ __forceinline__ void col_sum(float (&x)[fragment::COL_SLOTS]) {
     reduce_lanes<fragment::COL_LANES, Add>(x);
 }
 
-// A pair of f32 as an f16 pair (nearest even), and what that left out as another: hi + lo has 22 bits of each value.
+// A number in two f16 terms is hi + lo / LOW. What the first leaves out is at most 2^-11 of it, and often below 2^-14,
+// the smallest normal f16. Where the matrix unit may read such numbers as zero it is multiplied with LOW, which makes
+// it as large as the first at most; and a first term that would be subnormal is zero, so that the second has it all.
+// Read in either way the two terms are x but for an error of 2^-22 |x|, or 2^-25 where that is more.
+constexpr float LOW = READS_SUBNORMALS ? 1.0f : 2048.0f;
+
+__device__ __forceinline__ float first_term(float x) {
+    return READS_SUBNORMALS || !(abs_f32(x) < 0x1p-14f) ? x : 0.0f;  // NaN stays
+}
 __device__ __forceinline__ void split_f16(float x, float y, unsigned& hi, unsigned& lo) {
     float hx, hy;
-    hi = pack_f16(x, y);
+    hi = pack_f16(first_term(x), first_term(y));
     unpack_f16(hi, hx, hy);
-    lo = pack_f16(x - hx, y - hy);
+    lo = pack_f16((x - hx) * LOW, (y - hy) * LOW);
 }
+
+// What weights are multiplied with, and their sum of values divided by at the end. None is above 1; so those down to
+// 2^-29 are normal f16 as a first term. Without it a unit that reads subnormals as zero would drop those below 2^-14:
+// beside a key of weight 1, thousands of such keys may hold most of a row.
+[[maybe_unused]] constexpr float WEIGHT = 32768.0f;
 
 // A C fragment as f16 pairs (word w: elements 2w and 2w + 1) to the words of an operand whose k lie along what
 // the lanes of a slot share. gfx12 and NVIDIA hold them as they are wanted; on gfx11 one wave half has the even,

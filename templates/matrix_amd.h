@@ -54,6 +54,10 @@ __device__ __forceinline__ void load_words(const unsigned char* p, unsigned (&wo
     __builtin_memcpy(word, p, 4 * COUNT);
 }
 
+// Whether the operation reads subnormal f16 operands as they are. CDNA2 takes them for zero; what RDNA3 and RDNA4 do is
+// published nowhere. With false the kernels are right either way (LOW, in matrix.h).
+constexpr bool READS_SUBNORMALS = false;
+
 {% include "matrix.h" %}
 
 typedef _Float16 Halves __attribute__((ext_vector_type(2 * fragment::A_WORDS)));
@@ -77,6 +81,8 @@ __device__ __forceinline__ void wmma(float (&x)[8], const unsigned (&a)[fragment
 // c += a b, by all 32 lanes.
 __device__ __forceinline__ void mma(Acc& c, const FragA& a, const FragB& b) { wmma(c.x, b.word, a.word); }
 __device__ __forceinline__ void mma(AccT& c, const FragA& a, const FragB& b) { wmma(c.x, a.word, b.word); }
+
+{% include "matrix_terms.h" %}
 
 // The fragment is complete here: what makes it is not moved behind, where its operands would have to stay in registers.
 __device__ __forceinline__ void complete(Acc& c) {

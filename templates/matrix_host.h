@@ -57,18 +57,27 @@ __device__ __forceinline__ void load_words(const unsigned char* p, unsigned (&wo
     __builtin_memcpy(word, p, 4 * COUNT);
 }
 
+// As on AMD, which the emulation stands for: LOW, in matrix.h. Whether it reads subnormal operands says the launch.
+constexpr bool READS_SUBNORMALS = false;
+
 {% include "matrix.h" %}
 
 // The operation, from the words all lanes brought: A_WORDS, then B_WORDS, then eight f32. Every product is exact in
 // f32; the sixteen are added up, k ascending, and their sum to c. The result takes the place of the first eight values.
 namespace hk {
 using Index = int (*)(int, int);
+// A pair of f16 as the operation reads it: subnormal ones are zero, with their sign, where the launch says so.
+static __forceinline__ unsigned read(unsigned pair) {
+    if (!block.flush_f16) return pair;
+    const unsigned low = pair & 0x7c00u ? 0xffffu : 0x8000u, high = pair & 0x7c000000u ? 0xffff0000u : 0x80000000u;
+    return pair & (low | high);
+}
 template <int COUNT, Index LINE, Index K>
 static __forceinline__ void operand(const Wave& w, int p, int first, float (&to)[WAVE / 2][WAVE / 2]) {
     for (int i = 0; i < COUNT; ++i)
         for (int l = 0; l < (int)WAVE; ++l) {
             const unsigned word = __builtin_bit_cast(unsigned, w.lanes[p][first + i][l]);
-            unpack_f16(word, to[K(2 * i, l)][LINE(2 * i, l)], to[K(2 * i + 1, l)][LINE(2 * i + 1, l)]);
+            unpack_f16(read(word), to[K(2 * i, l)][LINE(2 * i, l)], to[K(2 * i + 1, l)][LINE(2 * i + 1, l)]);
             // What two lanes hold must be the same: the hardware does not say whose it takes.
             const bool twice = COUNT == 8 && l >= 16;
             if (twice && __builtin_bit_cast(unsigned, w.lanes[p][first + i][l - 16]) != word)
@@ -108,6 +117,8 @@ __device__ __forceinline__ void mma(Acc& c, const FragA& a, const FragB& b, hk::
 __device__ __forceinline__ void mma(AccT& c, const FragA& a, const FragB& b, hk::At at = hk::here()) {
     hk::matrix_op(c.x, a, b, at, hk::multiply<fragment::acct_row, fragment::acct_col>);
 }
+
+{% include "matrix_terms.h" %}
 
 // The fragment is complete here: what makes it is not moved behind, where its operands would have to stay in registers.
 __device__ __forceinline__ void complete(Acc&) {}

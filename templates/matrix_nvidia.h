@@ -56,6 +56,9 @@ __device__ __forceinline__ void load_words(const unsigned char* p, unsigned (&wo
     for (int i = 0; i < COUNT; ++i) word[i] = __funnelshift_r(raw[i], raw[i + 1], 8 * odd);
 }
 
+// Whether the operation reads subnormal f16 operands as they are. PTX leaves it open; the chips do (matrix_probe asks).
+constexpr bool READS_SUBNORMALS = true;
+
 {% include "matrix.h" %}
 
 // Volatile, as all that the whole warp must reach together: it stays out of branches.
@@ -75,6 +78,8 @@ __device__ __forceinline__ void mma(AccT& c, const FragA& a, const FragB& b) {
     mma_8(c.x, 0, a, b.word[0], b.word[1]);
     mma_8(c.x, 4, a, b.word[2], b.word[3]);
 }
+
+{% include "matrix_terms.h" %}
 
 // The fragment is complete here: what makes it is not moved behind, where its operands would have to stay in registers.
 __device__ __forceinline__ void complete(Acc&) {}

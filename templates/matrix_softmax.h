@@ -47,14 +47,14 @@ __device__ __forceinline__ void softmax_step(Acc (&s)[BLOCKS], RowState& state, 
         }
 }
 
-// Sixteen keys' exponentials as A operands, in one or two terms.
+// Sixteen keys' exponentials as A operands, in one term or, WEIGHT times as large, in two.
 template <int TERMS>
 __device__ __forceinline__ void weights_of(const Acc& e, FragA (&a)[TERMS]) {
     unsigned hi[4], lo[4];
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
         if constexpr (TERMS == 2)
-            split_f16(e.x[2 * w], e.x[2 * w + 1], hi[w], lo[w]);
+            split_f16(e.x[2 * w] * WEIGHT, e.x[2 * w + 1] * WEIGHT, hi[w], lo[w]);
         else
             hi[w] = pack_f16(e.x[2 * w], e.x[2 * w + 1]);
     }

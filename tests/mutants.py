@@ -35,6 +35,7 @@ MMA_BODY = "verify_mma_wave.h.j2"
 M16 = "attention_dflash_wmma_f32"
 N64 = "attention_dflash_wmma_n64_f32"
 PREFILL = "attention_q8_0_flash_prefill_wmma"
+ON_MATRIX_UNITS = (MMA, M16, N64, PREFILL)
 
 
 @dataclass(frozen=True)
@@ -119,8 +120,15 @@ MUTANTS = [
     Mutant("a step is taken for whole that is not", MMA, COLUMNS40, MMA_BODY, "key0 + key + 16 <= least", "key0 + key + 16 <= v.most"),
     Mutant("the key behind the last is read", MMA, COLUMNS40, MMA_BODY, "key < s.most ? key : s.most - 1", "key < s.most ? key : s.most"),
     Mutant("positions behind the cache are believed", MMA, COLUMNS40, MMA_BODY, "sees < capacity ? sees : capacity", "sees"),
-    Mutant("queries and weights lose their second term", MMA, TWO_TERMS, MMA_BODY, "mma(c, a[0], b[TERMS - 1]);", ""),
-    Mutant("keys and values lose their second term", MMA, TWO_TERMS, MMA_BODY, "mma(c, a[TERMS - 1], b[0]);", ""),
+    Mutant("queries and weights lose their second term", MMA, TWO_TERMS, MMA_BODY, "mma_low(c, low, a[0], b[TERMS - 1]);", ""),
+    Mutant("keys and values lose their second term", MMA, TWO_TERMS, MMA_BODY, "mma_low(c, low, a[TERMS - 1], b[0]);", ""),
+    Mutant("second terms as small as they are, in verify_mma", MMA, TWO_TERMS, "matrix.h", "READS_SUBNORMALS ? 1.0f : 2048.0f", "1.0f"),
+    Mutant("second terms of weights as small as they are", MMA, TWO_TERMS, MMA_BODY, "rest = (rest - f16_to_f32(half)) * LOW;", "rest = rest - f16_to_f32(half);"),
+    Mutant("the scores' sum of second terms left out", MMA, TWO_TERMS, MMA_BODY, "add_low(score[j], low_score[j]);", "{}"),
+    Mutant("the values' sum of second terms left out", MMA, TWO_TERMS, MMA_BODY, "add_low(o[0][j], low[0][j]);", ""),
+    Mutant("sums of second terms stay large", MMA, TWO_TERMS, "matrix_terms.h", "fma_f32(low.x[i], 1.0f / LOW, c.x[i])", "low.x[i] + c.x[i]"),
+    Mutant("records are in the unit of the weights", MMA, TWO_TERMS, MMA_BODY, "* (1.0f / UNIT)", ""),
+    Mutant("weights of one term are subnormal f16", MMA, COLUMNS40, MMA_BODY, "UNIT = WEIGHT;", "UNIT = TERMS == 2 ? WEIGHT : 1.0f;"),
     Mutant("last split not launched", MMA, COLUMNS40, grid=lambda v, s: (s.splits - 1 or 1, s.n_kv_heads, -(-s.batch // v.rows))),
     Mutant("reducer reads a split without a key", REDUCE, MERGE, f"{REDUCE}.hip.j2", "x = w >= 0.0f ? values[split * RECORD] : 0.0f", "x = values[split * RECORD]"),
     Mutant("reducer leaves out the last split", REDUCE, MERGE, f"{REDUCE}.hip.j2", "split < splits; split += WAVES", "split < splits - 1; split += WAVES"),
@@ -133,7 +141,16 @@ MUTANTS = [
     Mutant("prefill takes a tile for whole that is not", PREFILL, {"head_dim": 128}, f"{PREFILL}.hip.j2", "first + KEYS <= least", "first + KEYS <= most"),
     Mutant("prefill scale of the neighbouring key", PREFILL, {"head_dim": 128}, f"{PREFILL}.hip.j2", "place(slot_col(s, lane()))", "place(slot_col(s, lane()) ^ 1)"),
     Mutant("prefill output not rescaled", PREFILL, {"head_dim": 128}, f"{PREFILL}.hip.j2", "factor[r] = unit[r] * rescale[r];", "factor[r] = unit[r];"),
-    Mutant("weights lose their second term", N64, F16KV, f"{N64}.hip.j2", "mma(o[2 * d + f], weight[1], value[f]);", ""),
+    Mutant("weights lose their second term", N64, F16KV, f"{N64}.hip.j2", "mma_low(o[2 * d + f], low_value[f], weight[1], value[f]);", ""),
+    Mutant("second terms as small as they are", N64, F16KV, "matrix.h", "READS_SUBNORMALS ? 1.0f : 2048.0f", "1.0f"),
+    Mutant("the scores' sum of second terms left out, in a draft", N64, F16KV, f"{N64}.hip.j2", "add_low(s[b], low_score[b]);", ""),
+    Mutant("the values' sum of second terms left out, in a draft", N64, F16KV, f"{N64}.hip.j2", "add_low(o[2 * d + 1], low_value[1]);", ""),
+    Mutant("records of a draft are in the unit of the weights", N64, F16KV, f"{N64}.hip.j2", "*= 1.0f / WEIGHT", "*= 1.0f"),
+    Mutant("second terms as small as they are, in steps", M16, F32KV, "matrix.h", "READS_SUBNORMALS ? 1.0f : 2048.0f", "1.0f"),
+    Mutant("the scores' sum of second terms left out, in steps", M16, F32KV, "draft_wave.h.j2", "add_low(s[0], low_score);", ""),
+    Mutant("what takes second terms is not as large as they", M16, F32KV, "draft_wave.h.j2", "rescale[fragment::row_slot(i)] * LOW;", "rescale[fragment::row_slot(i)];"),
+    Mutant("what takes second terms stays as large as they", M16, F32KV, "draft_wave.h.j2", "to.x[i] *= 1.0f / LOW;", "to.x[i] *= 1.0f;"),
+    Mutant("sum of the weights in another unit than they", M16, F32KV, "draft_wave.h.j2", "state.sum[r] * WEIGHT", "state.sum[r]"),
     Mutant("keys not waited for", N64, F16KV, f"{N64}.hip.j2", "        copies_done<1>();\n{% else %}", "{% else %}"),
     Mutant("a split without a key leaves a stale record", N64, F16KV, f"{N64}.hip.j2", "(lane() & fragment::ROW_LANES) == 0)", "(lane() & fragment::ROW_LANES) == 0 && state.sum[r] > 0.0f)"),
     Mutant("query of another head of the group", N64, F16KV, "draft_rows.h.j2", "kv_head * group + pair % group)", "kv_head * group + (pair + 1) % group)"),
@@ -189,18 +206,21 @@ def _mutated_environment(mutant: Mutant) -> jinja2.Environment:
 
 def survives(variant: Variant) -> bool:
     """Whether every case of a small grid passes, and to the same bits in any order of the threads; of a split verify
-    kernel also what the grid has no case for.
+    kernel also what the grid has no case for; on matrix units also where these read subnormal f16 as zero.
 
     The error against the oracle stands for the bits: it is a float64 that moves with any of them.
     """
     devices = [device("host"), *(HostDevice(thread_order=seed) for seed in range(3))]
+    flushing = [HostDevice(flush_f16=True)] if variant.family.name in ON_MATRIX_UNITS else []
     further = verify_lab.CHECKS if variant.family.oracle == SPLIT_ORACLE else ()
     try:
         for case in grid(variant, rows=(1, 5, 8, 31), contexts=(1, 2, 3, 129, 600)):
             results = [check(variant, case, host) for host in devices]
             if not all(r.ok for r in results) or len({r.error for r in results}) > 1:
                 return False
-        return not any(wrong(variant, host) for wrong in further for host in devices)
+            if not all(check(variant, case, host).ok for host in flushing):
+                return False
+        return not any(wrong(variant, host) for wrong in further for host in (*devices, *flushing))
     except (DeviceError, InputError):  # found by the launch, or before it
         return False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import mmap
 from collections.abc import Callable
 from typing import Any
 
@@ -203,6 +204,62 @@ def test_offsets_beyond_two_to_the_31() -> None:
     got = hk.attend(q, *caches, np.array([capacity - 1], np.int32), window=window)
     want = hk.reference.attend(q, *tails, np.array([199]), window=window)
     assert worst_row(got, want) < 1e-5
+
+
+def test_a_tree_bias_beyond_two_to_the_31() -> None:
+    """The third row of 2^30 columns begins at element 2^31. Of 12 GB of zero pages one is touched: one tile runs."""
+    columns, keys = 2**30, 100
+    no_reserve = 0x4000  # MAP_NORESERVE of Linux, which Python has a name for from 3.13 on
+    pages = mmap.mmap(-1, 3 * columns * 4, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve)
+    bias = np.frombuffer(pages, np.float32).reshape(3, columns)
+    rng = np.random.default_rng(2)
+    bias[2, :128] = -np.inf
+    bias[2, :keys] = rng.standard_normal(keys)
+    q = rng.standard_normal((3, 1, 128), np.float32)
+    caches = [hk.quantize_q8_0(rng.standard_normal((128, 1, 128), np.float32)) for _ in range(2)]
+    partials = np.full((1, 1, 1, 130), np.nan, np.float32)
+    hk.launch(
+        hk.families()["attention_flash_q8_0_tile_batched"].variant(head_dim=128, mask="tree"),
+        "host",
+        q=q,
+        k_cache=caches[0],
+        v_cache=caches[1],
+        positions=np.zeros(3, np.int32),
+        partials=partials,
+        tree_bias=bias,
+        first_row=2,
+        batch=1,
+        live_tiles=1,
+        scale=128**-0.5,
+    )
+    seen = [cache[:keys] for cache in caches]
+    want = hk.reference.attend(q[2:], *seen, np.zeros(1, np.int32), None, bias[2:, :keys].copy())
+    assert worst_row(partials[:, :, 0, 2:] / partials[:, :, 0, 1:2], want) < 1e-5
+
+
+MANY = 65_537
+"""More rows than a grid may have blocks in y or z."""
+
+
+def test_a_cache_write_of_more_rows_than_a_grid_has_in_y() -> None:
+    rng = np.random.default_rng(1)
+    k, v = (rng.standard_normal((MANY, 1, 32), np.float32) for _ in range(2))
+    caches = [np.full((MANY, 1, 1, 34), 0xFF, np.uint8) for _ in range(2)]
+    positions = rng.permutation(MANY).astype(np.int32)
+    hk.kv_write(k, v, *caches, positions)
+    for new, cache in zip((k, v), caches, strict=True):
+        assert np.array_equal(cache[positions], hk.quantize_q8_0(new))
+
+
+def test_a_draft_of_more_rows_than_a_grid_has_in_y() -> None:
+    """Each row sees its neighbours; the first and the last ones are held against the oracle."""
+    rng = np.random.default_rng(1)
+    q, k, v = (rng.standard_normal((MANY, 1, 32), np.float32) for _ in range(3))
+    got = hk.draft_attend(q, k, v, window=2)
+    assert np.isfinite(got).all()
+    for part, held in ((slice(0, 8), slice(0, 6)), (slice(MANY - 8, MANY), slice(2, 8))):
+        want = hk.reference.draft_attend(q[part], k[part], v[part], None, 2)
+        assert worst_row(got[part][held], want[held]) < 1e-5
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from matrix_lab import MAPS, map_device
 
 from hipfire_kernels.building.builder import build
 from hipfire_kernels.checking import matrix_probe
-from hipfire_kernels.checking.matrix_probe import PROBE, lane_maps, probe
+from hipfire_kernels.checking.matrix_probe import PROBE, keeps_subnormals, lane_maps, probe
+from hipfire_kernels.errors import DeviceError
 from hipfire_kernels.inspecting import isa
 from hipfire_kernels.running.devices.host import HostDevice
 
@@ -86,12 +87,36 @@ def test_the_maps_are_those_of_the_manuals(name: str, with_map: WithMap) -> None
     assert np.array_equal(maps["acc_col"], want["d_row" if swapped else "d_col"])
 
 
+@pytest.mark.parametrize("name", MAPS)
+def test_the_probe_says_whether_subnormal_operands_are_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert keeps_subnormals(map_device(monkeypatch, name)) == (True, True)
+    flushing = HostDevice(flush_f16=True)
+    assert keeps_subnormals(flushing) == (False, False)
+    assert probe(flushing) == []  # which kernels of AMD's dialect and the host's do not mind
+
+
+def test_a_dialect_that_relies_on_subnormal_operands_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NVIDIA's does."""
+    relies = ("constexpr bool READS_SUBNORMALS = false", "constexpr bool READS_SUBNORMALS = true")
+    assert probe(map_device(monkeypatch, "mma16", *relies)) == []
+    found = probe(HostDevice(flush_f16=True))
+    assert [said.partition(" count")[0] for said in found] == ["subnormal f16 of A", "subnormal f16 of B"]
+
+
+def test_a_device_that_reads_subnormal_operands_as_something_else_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    half = ("if (!block.flush_f16) return pair;", "return pair & 0xfffeffffu;")
+    with pytest.raises(DeviceError, match=r"of 256 subnormal f16 of [AB] times 1 are something else; required"):
+        keeps_subnormals(map_device(monkeypatch, "gfx11", *half))
+
+
 FAULTS = {
     "A's k in another order": ("gfx12", "int a_k(int i, int l) { return 8", "int a_k(int i, int l) { i ^= 2; return 8"),
     "rows of C exchanged": ("mma16", "acc_row(int i, int l) { return (l", "acc_row(int i, int l) { i ^= 2; return (l"),
     "wave halves of C exchanged": ("gfx11", "even = lane() & 16 ? other", "even = lane() & 8 ? other"),
     "one exchange short": ("mma16", "COL_LANES = 28", "COL_LANES = 12"),
-    "second half not subtracted": ("gfx11", "lo = pack_f16(x - hx, y - hy)", "lo = pack_f16(x - hx, y)"),
+    "second half not subtracted": ("gfx11", "(y - hy) * LOW)", "y * LOW)"),
+    "second half not enlarged": ("gfx11", "(y - hy) * LOW)", "y - hy)"),
+    "a first half that is subnormal": ("gfx12", "!(abs_f32(x) < 0x1p-14f)", "!(abs_f32(x) < 0x1p-18f)"),
     "a copy not waited for": ("gfx11", "> PENDING) hk::arrive(c)", "> PENDING + 1) hk::arrive(c)"),
     "chunks not where they are read": ("gfx12", "<CHUNKS>(row, column >> 3) * 4", "<CHUNKS>(row, column / 16) * 4"),
 }  # fmt: skip

@@ -8,12 +8,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import numpy as np
 import pytest
 import verify_lab
 from test_qualify import fake_timer
 
 from hipfire_kernels import attend, build, families
+from hipfire_kernels.authoring import templates
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.checking import reference
 from hipfire_kernels.checking.oracle import check
@@ -100,6 +102,24 @@ def test_thread_order_does_not_matter(variant: Variant, host: Device) -> None:
     devices = [host, *(HostDevice(thread_order=seed) for seed in range(3))]
     outputs = [run_attend(variant, case, device)[0] for device in devices]
     assert all(np.array_equal(outputs[0], other) for other in outputs[1:])
+
+
+@pytest.mark.parametrize("variant", [v for v in HELD if v.family is GQA and v.group in (1, 6)], ids=by_name)
+def test_gqa_reads_no_lds_that_nobody_has_written(variant: Variant, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it where that goes nowhere: a Quad of weights is read whole. LDS starts as 0xff bytes."""
+    fetched = "*(Quad*)(void*)x[h] = ((Quad*)(void*)weights)[(lane() + 32 * h) * WEIGHTS + quad];"
+    name = f"{GQA.name}.hip.j2"
+    source = (Path(templates.__file__).parents[2] / "templates" / name).read_text()
+    assert source.count(fetched) == 1
+    stop = "hk::fail(hk::LDS_OVERRUN, hk::here(), hk::here())"
+    looks = f"for (float y : x[h]) if (__builtin_bit_cast(unsigned, y) == ~0u) {stop};"
+    original = templates._environment(None)
+    assert original.loader is not None
+    edited = jinja2.DictLoader({name: source.replace(fetched, f"{{ {fetched} {looks} }}")})
+    overlay = original.overlay(loader=jinja2.ChoiceLoader([edited, original.loader]), cache_size=0)
+    monkeypatch.setattr(templates, "_environment", lambda folder: overlay)
+    case = Case(variant.rows, 129, variant.group, 1, variant.head_dim)
+    assert check(variant, case, HostDevice()).ok
 
 
 def test_one_grid_and_one_workspace_for_every_context(host: Device) -> None:

@@ -13,6 +13,7 @@ from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.checking import reference
 from hipfire_kernels.checking.numbers import row_errors
 from hipfire_kernels.checking.parity import Case, inputs, run_attend
+from hipfire_kernels.q8_0 import quantize_q8_0
 from hipfire_kernels.running.attention import check_verify, verify_plan
 from hipfire_kernels.running.devices.protocol import Device
 
@@ -62,7 +63,28 @@ def end_of_memory(variant: Variant, device: Device) -> str:
     return _wrong(variant, out[:4], want, positions[:4])
 
 
-CHECKS = (rows_of_no_chain, nan_behind_a_bound, end_of_memory)
+def sink(variant: Variant, device: Device) -> str:
+    """One key of weight 1 and thousands of 2^-14.7, which hold a share of the row: f16 has subnormals for them."""
+    q, k_cache, v_cache = a_sink(variant.head_dim, dict(variant.params).get("group", 1))
+    positions = np.full(len(q), len(k_cache) - 1, np.int32)
+    out = _run(variant, device, q, k_cache, v_cache, positions, len(k_cache))
+    return _wrong(variant, out, reference.attend(q, k_cache, v_cache, positions), positions)
+
+
+def a_sink(head_dim: int, heads: int) -> tuple[Array, Array, Array]:
+    """Queries of four rows that have a score of 0 with the first of 4,096 keys, of about -10.2 with the others; caches
+    of one KV head. V of the first key is -1, of the others about 1."""
+    rng = np.random.default_rng(1)
+    q = np.zeros((4, heads, head_dim), np.float32)
+    q[..., 0] = np.sqrt(head_dim)
+    k, v = np.zeros((2, 4096, 1, head_dim), np.float32)
+    k[1:, 0, 0] = -10.2
+    v[...] = 1 + 0.1 * rng.standard_normal(v.shape)
+    v[0] = -1
+    return q, quantize_q8_0(k), quantize_q8_0(v)
+
+
+CHECKS = (rows_of_no_chain, nan_behind_a_bound, end_of_memory, sink)
 
 
 def fenced(array: Array) -> Array:

@@ -37,11 +37,15 @@ class Tolerance:
         per_key: added to the limit for each key of a record. Where one f32 takes the whole sum, equal weights and
             values of one sign make all its roundings go one way: by 2^-25 of the sum each on average, half the bound of
             Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 4.2.
+        least_weight: what the weight of a key may be off by, however small it is, where the largest of the row is 1:
+            the range of what weights are rounded to. Drawn cases, whose values may be 10^9 times as large where the
+            weight is small, allow for it; the grid does not.
     """
 
     worst_row: float
     grows: bool = False
     per_key: float = 0.0
+    least_weight: float = 0.0
 
     def limit(self, keys: int) -> float:
         """The limit where a record covers so many keys."""

@@ -3,6 +3,8 @@
 The maps that templates use are claims, the operation is the fact. `probe` runs `templates/matrix_probe.hip.j2` on any
 device and returns what disagrees: maps, products, reductions, conversions, loads, asynchronous copies.
 
+It also asks what no manual says: whether subnormal f16 operands are read as they are (`keeps_subnormals`).
+
 What cannot be seen: which k of the hardware an element has. A product is the same in any order of k that A and B share,
 so the probe finds rows, columns and the agreement of A with B. The order on gfx12 is one such free choice.
 """
@@ -16,6 +18,7 @@ import numpy.typing as npt
 
 from hipfire_kernels.authoring.args import Lds, Scalar, Tensor
 from hipfire_kernels.authoring.family import KernelFamily, Tolerance
+from hipfire_kernels.errors import DeviceError
 from hipfire_kernels.running.binding import launch
 from hipfire_kernels.running.devices.protocol import Device
 
@@ -52,6 +55,7 @@ PROBE = KernelFamily(
         Tensor("loaded", "i32", (4, 32, 8), writes=True),
         Tensor("codes", "i32", (128,), writes=True),
         Tensor("terms", "i32", (2, 64), writes=True),
+        Tensor("claims", "i32", (2,), writes=True),
         Scalar("cases", "i32"),
     ),
     grid=lambda v, s: (s.cases, 1, 1),
@@ -60,7 +64,9 @@ PROBE = KernelFamily(
 )
 
 _TILE = np.arange(64 * 64).astype(np.float16).reshape(64, 64)
-_FLOATS = (np.random.default_rng(3).standard_normal(128) * 10.0 ** np.linspace(-3, 4, 128)).astype(np.float32)
+_FLOATS = (np.random.default_rng(3).standard_normal(128) * 10.0 ** np.linspace(-7, 4, 128)).astype(np.float32)
+_SUBNORMALS = (np.arange(1, 257) * np.where(np.arange(256) % 2, 3, -1)).reshape(16, 16) * 2.0**-24
+"""Up to 768 of the 1,024 steps below the smallest normal f16, of either sign."""
 
 
 def lane_maps(device: Device) -> dict[str, Array]:
@@ -72,7 +78,38 @@ def lane_maps(device: Device) -> dict[str, Array]:
 def probe(device: Device) -> list[str]:
     """Run the probe: a sentence for each thing that is not as the lane maps say, none when all is."""
     maps = lane_maps(device)
-    return [*_accumulators(device, maps), *_operands(device, maps), *_products(device, maps), *_memory(device, maps)]
+    found = [*_accumulators(device, maps), *_operands(device, maps), *_products(device, maps), *_memory(device, maps)]
+    return [*found, *_subnormal_claims(device)]
+
+
+def keeps_subnormals(device: Device) -> tuple[bool, bool]:
+    """Whether the operation reads subnormal f16 as they are, in A and in B; not so where they count as zero.
+
+    Raises:
+        DeviceError: it makes neither of them.
+    """
+    maps, numbers = lane_maps(device), _SUBNORMALS[None]
+    one = np.eye(16)[None]
+    row, column = maps["acc_row"][:, :8], maps["acc_col"][:, :8]
+    kept = []
+    for side, (a, b) in (("A", (numbers, one)), ("B", (one, numbers))):
+        seen = _multiply(device, maps, a, b)[0, 0]
+        wrong = np.count_nonzero(seen != numbers[0, row, column])
+        if wrong and seen.any():
+            raise DeviceError(
+                f"{wrong} of 256 subnormal f16 of {side} times 1 are something else; required: all as they are, or all "
+                "zeros. What kernels with f16 factors compute on this device is not known"
+            )
+        kept.append(bool(seen.any()))
+    return kept[0], kept[1]
+
+
+def _subnormal_claims(device: Device) -> list[str]:
+    """Kernels of a dialect that relies on subnormal operands need them; one that does not is right either way."""
+    nothing = np.zeros((1, 32, 8), np.int32)
+    relies = bool(_launch(device, nothing, nothing, nothing)["claims"][0])
+    sides = [side for side, kept in zip("AB", keeps_subnormals(device), strict=True) if relies and not kept]
+    return [f"subnormal f16 of {side} count as zero, and READS_SUBNORMALS of this dialect is true" for side in sides]
 
 
 def _launch(device: Device, a: Array, b: Array, c: Array) -> dict[str, Array]:
@@ -184,9 +221,10 @@ def _memory(device: Device, maps: dict[str, Array]) -> list[str]:
     codes = seen["codes"].view(np.float16)
     found += _differences("codes_to_f16", codes, np.arange(256).astype(np.uint8).view(np.int8))
     hi, lo = (seen["terms"][i].view(np.float16) for i in range(2))
-    high = _FLOATS.astype(np.float16)
+    relies, low = (int(claim) for claim in seen["claims"])
+    high = np.where(relies | (abs(_FLOATS) >= 2.0**-14), _FLOATS, 0).astype(np.float16)
     found += _differences("split_f16 hi", hi, high)
-    found += _differences("split_f16 lo", lo, (_FLOATS - high.astype(np.float32)).astype(np.float16))
+    found += _differences("split_f16 lo", lo, ((_FLOATS - high.astype(np.float32)) * low).astype(np.float16))
     return found
 
 

@@ -23,7 +23,15 @@ from hipfire_kernels.kernels.arguments import (
 )
 from hipfire_kernels.layout import TILE, ceil_div, splits_for
 
-F16_TWO_TERMS = Tolerance(worst_row=2e-4)
+F16_TWO_TERMS = Tolerance(worst_row=2e-4, least_weight=2.0**-40)
+"""Queries, weights, and K and V that come as float32, are in two f16 terms (`templates/matrix.h`), right whether the
+matrix unit reads subnormal f16 as they are or as zero: a number x, of queries with the scale and log2(e) in it, is off
+by 2^-22 |x|, or 2^-25 where that is more. Weights are 2^15 times as large then: 2^-40, `least_weight`.
+
+K and V that come as f16 are one term. One below 2^-14, the smallest normal f16, is exact where the unit keeps it and
+zero where it does not (`checking/matrix_probe.py` asks). A score is then off by less than 2^-14 * scale * sum |q|, an
+output by less than 2^-14: nothing beside K and V of usual size, all of it where these are so small throughout.
+"""
 
 
 def _draft_grid(v: Variant, s: SimpleNamespace) -> tuple[int, int, int]:
@@ -95,7 +103,11 @@ N64_RESIDENT = 2
 
 
 def _n64_lds(v: Variant, arch: Arch) -> tuple[Lds, ...]:
-    """Two tiles of keys, and the queries' terms: NVIDIA keeps the first in registers, beside f32 keys."""
+    """Two tiles of keys, and the queries' terms: NVIDIA keeps the first in registers, beside f32 keys.
+
+    On AMD that is 65,536 bytes, all that a workgroup may have (HIP's sharedMemPerBlock); a runtime that keeps some of
+    it for itself refuses the launch. Less would be a query term in registers: 64 more of gfx11's, which has none left.
+    """
     in_registers = arch.dialect == "nvidia" and v.kv == "f32"
     names = ("first", "second", *(() if in_registers else ("query_hi",)), "query_lo")
     return tuple(Lds(name, "Chunk", N64_KEYS * v.head_dim // 8) for name in names)

@@ -16,7 +16,7 @@ from hipfire_kernels.running.devices.protocol import Ordered
 from hipfire_kernels.testing.case import FuzzCase, is_tree, kind_of, variant_of
 from hipfire_kernels.testing.invariants import Given, violated
 from hipfire_kernels.testing.requests import AnyRequest, draft_request, verify_request
-from hipfire_kernels.testing.subjects import Arrangement, Subject, VariantSubject
+from hipfire_kernels.testing.subjects import Arrangement, Subject, VariantSubject, least_weight
 from hipfire_kernels.testing.writes import check_write
 from hipfire_kernels.testing.yardstick import error_of, expected
 
@@ -50,7 +50,7 @@ def check(case: FuzzCase, subject: Subject) -> Finding:
     request = request_of(case)
     how = Arrangement(case.partials_rows, case.spare_tiles, case.offset, case.stream)
     out, fault = subject.start(request, how).result()
-    want = expected(request, subject.tolerance, subject.largest)
+    want = expected(request, subject.tolerance, subject.largest, least_weight(subject))
     error, wrong = error_of(out, want, subject.tolerance)
     fault, limit = fault or wrong, _limit(case, subject)
     if case.invariant and not fault and error <= limit:

@@ -22,7 +22,7 @@ from hipfire_kernels.running.devices.protocol import Ordered
 from hipfire_kernels.testing.case import FuzzCase, kind_of, variant_of
 from hipfire_kernels.testing.contents import UNSEEN
 from hipfire_kernels.testing.requests import AnyRequest, Request
-from hipfire_kernels.testing.subjects import Arrangement, Subject, VariantSubject
+from hipfire_kernels.testing.subjects import Arrangement, Subject, VariantSubject, least_weight
 from hipfire_kernels.testing.yardstick import error_of, expected
 
 Array = npt.NDArray[Any]
@@ -70,7 +70,7 @@ def _ones(g: Given) -> str:
     ours = g.request.of_ones()
     sees = np.asarray(g.request.visible().any(axis=1), np.float32)
     for request, limit, weights in ((ours.even(), 0.0, " with equal weights"), (ours, g.subject.tolerance, "")):
-        exact = expected(request, g.subject.tolerance, g.subject.largest)
+        exact = expected(request, g.subject.tolerance, g.subject.largest, least_weight(g.subject))
         ones = np.where(np.isfinite(exact.out), sees[:, None, None], np.nan)
         want = dataclasses.replace(exact, out=ones, spread=np.zeros_like(exact.spread))
         apart, wrong = error_of(g.run(request), want, g.subject.tolerance)

@@ -48,6 +48,11 @@ class Arrangement:
     covered: int | None = None
 
 
+def least_weight(subject: Subject) -> float:
+    """`Tolerance.least_weight` of a variant; an engine's kernel declares none."""
+    return subject.variant.tolerance.least_weight if isinstance(subject, VariantSubject) else 0.0
+
+
 class Running(Protocol):
     """A call that has been launched."""
 

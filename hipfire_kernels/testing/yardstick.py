@@ -43,12 +43,13 @@ class Precision:
     share: float
 
     @staticmethod
-    def of(tolerance: float) -> Precision:
-        """A sixty-fourth of the tolerance of f32 kernels is 2.6 units of f32; half of that of f16 kernels is one, and a
-        third half a unit for each of the two factors of a weighted value."""
+    def of(tolerance: float, least_weight: float = 0.0) -> Precision:
+        """Weights below `least_weight` may be lost in any case. A sixty-fourth of the tolerance of f32 kernels is 2.6
+        units of f32; half of that of f16 kernels is one, and a third half a unit for each of the two factors of a
+        weighted value."""
         if tolerance > F16_STEP:
-            return Precision(tolerance / 2, 2.0**-24, tolerance / 3)
-        return Precision(tolerance / 64, 2.0**-125, tolerance / 16)
+            return Precision(tolerance / 2, max(2.0**-24, least_weight), tolerance / 3)
+        return Precision(tolerance / 64, max(2.0**-125, least_weight), tolerance / 16)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,11 +72,17 @@ class Expected:
 NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
-def expected(request: Request | DraftRequest, tolerance: float, largest: Mapping[str, float] = NOTHING) -> Expected:
+def expected(
+    request: Request | DraftRequest,
+    tolerance: float,
+    largest: Mapping[str, float] = NOTHING,
+    least_weight: float = 0.0,
+) -> Expected:
     """The oracle's result of a request, and its spread at a tolerance.
 
     Args:
         largest: magnitudes of q, k and v above which a row that reads them need not be finite.
+        least_weight: see `Tolerance`.
     """
     if isinstance(request, Request):
         r = request
@@ -100,18 +107,18 @@ def expected(request: Request | DraftRequest, tolerance: float, largest: Mapping
         for kv_head in range(keys.shape[1]):
             heads = slice(kv_head * group, (kv_head + 1) * group)
             q = np.nan_to_num(request.q[:, heads].astype(np.float64), posinf=0.0, neginf=0.0) * request.factor
-            found = _spread(q, keys[:, kv_head], values[:, kv_head], bias, out[:, heads], tolerance)
+            precision = Precision.of(tolerance, least_weight)
+            found = _spread(q, keys[:, kv_head], values[:, kv_head], bias, out[:, heads], precision)
             spread[:, heads], lost[:, heads] = found
     return Expected(out, spread, let, lost)
 
 
-def _spread(q: Array, keys: Array, values: Array, bias: Array, out: Array, tolerance: float) -> tuple[Array, Array]:
+def _spread(q: Array, keys: Array, values: Array, bias: Array, out: Array, precision: Precision) -> tuple[Array, Array]:
     """`spread` and `lost` [rows, group] for the heads of one KV head: q [rows, group, d] with the scale in it, bias
     [rows, keys].
 
     What is no finite number counts as 0: nothing is measured where a row reads it.
     """
-    precision = Precision.of(tolerance)
     rows, group, dim = q.shape
     keys, values, out = (np.where(np.isfinite(x), x, 0.0) for x in (keys, values, out))
     flat = q.reshape(rows * group, dim)

@@ -19,7 +19,7 @@ GPU_VENDORS = ("hip", "cuda")
 """Vendors, in the order `auto` tries them. The module of that name has `driver()` and `open_device(index)`."""
 
 
-HOSTS = ("host", "host+undefined", "host+address")
+HOSTS = ("host", "host+flush", "host+undefined", "host+address")
 ISA = "isa"
 """What the names of the interpreter's devices begin with."""
 
@@ -27,9 +27,10 @@ ISA = "isa"
 def device(name: str = "auto") -> Device:
     """A device by name: `host`, `hip:N`, `cuda:N`, or `auto`: the first GPU that opens, else the host.
 
-    `host+undefined` and `host+address` are the host with kernels under a sanitizer: see `toolchains.sanitized`.
-    `isa:gfx1201`, or another gfx arch, interprets the machine code for it; `isa:gfx1201+flush` takes subnormal f16
-    operands of matrix instructions for zero: see `devices.isa`.
+    `host+flush` is the host with a matrix operation that reads subnormal f16 operands as zero. `host+undefined` and
+    `host+address` are the host with kernels under a sanitizer: see `toolchains.sanitized`. `isa:gfx1201`, or another gfx
+    arch, interprets the machine code for it, and `isa:gfx1201+flush` is the same again with such a matrix operation: see
+    `devices.isa`.
 
     The same name gives the same device. A device that could not be opened is tried again the next time.
 
@@ -99,7 +100,8 @@ def _open(name: str) -> Device:
     if name in HOSTS:
         from hipfire_kernels.running.devices.host import HostDevice
 
-        return HostDevice(sanitizer=name.partition("+")[2] or None)
+        kind = name.partition("+")[2]
+        return HostDevice(flush_f16=True) if kind == "flush" else HostDevice(sanitizer=kind or None)
     opened: Device = _module(vendor).open_device(int(index))
     return opened
 

@@ -14,7 +14,7 @@ import math
 import os
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +49,7 @@ typedef struct {
     unsigned long long seed;
     unsigned lds_changed;
     unsigned char fill, other;
+    unsigned char flush_f16;
 } hk_launch;
 typedef struct { const char *name, *type; unsigned offset, align, count, bytes; } hk_lds_array;
 typedef struct { unsigned char* at; unsigned from, to; } hk_lds_place;
@@ -169,6 +170,8 @@ class HostDevice(OfThisProcess):
             a result that changes with the seed is a race.
         sanitizer: `undefined` or `address`: run kernels compiled with its checks; see `toolchains.sanitized`.
         checked: put every launch under the check of `memory_check`.
+        flush_f16: the matrix operation reads subnormal f16 operands as zero, as some matrix units do. Kernels must be
+            right either way.
 
     Raises:
         InputError: `checked`, and this machine has no such check.
@@ -178,17 +181,24 @@ class HostDevice(OfThisProcess):
     capturing = False
     send_instead = "send its name, and call hipfire_kernels.device(name) there"
 
-    def __init__(self, thread_order: int | None = None, sanitizer: str | None = None, *, checked: bool = False) -> None:
+    def __init__(
+        self,
+        thread_order: int | None = None,
+        sanitizer: str | None = None,
+        *,
+        checked: bool = False,
+        flush_f16: bool = False,
+    ) -> None:
         if checked and (why := memory_check.unsupported()):
             raise InputError(why)
         self.arch = arch("host")
-        self.name = "host" if sanitizer is None else f"host+{sanitizer}"
-        self.toolchain: str | None = None if sanitizer is None else self.name
+        self.name = "+".join(("host", *([sanitizer] if sanitizer else ()), *(["flush"] if flush_f16 else ())))
+        self.toolchain: str | None = None if sanitizer is None else f"host+{sanitizer}"
         self._sanitizer = sanitizer
         self._kept: list[contextlib.ExitStack] = []
         if sanitizer == sanitized.ADDRESS:
             sanitized.require_loaded(self.arch)
-        self.thread_order, self.checked = thread_order, checked
+        self.thread_order, self.checked, self.flush_f16 = thread_order, checked, flush_f16
         self.memory_bytes = memory.total()
         self._loaded: dict[str, HostKernel] = {}
 
@@ -198,7 +208,7 @@ class HostDevice(OfThisProcess):
 
     @functools.cached_property
     def _twin(self) -> HostDevice:
-        twin = HostDevice(self.thread_order, checked=True)
+        twin = HostDevice(self.thread_order, checked=True, flush_f16=self.flush_f16)
         twin._loaded = self._loaded
         return twin
 
@@ -330,6 +340,7 @@ class HostDevice(OfThisProcess):
                 "lds_changed": 0 if under is None else under.changed,
                 "fill": guarded.FILL,
                 "other": guarded.OTHER,
+                "flush_f16": self.flush_f16,
             },
         )
 
@@ -402,12 +413,19 @@ class Failure:
                 "of, Tensor(align=...), or name a smaller one: load_vec<COUNT, ALIGN>, store_vec<ALIGN>"
             )
         if self.fault is not None:
-            frames = () if self.instruction is None else lines.frames(artifact.code, self.instruction)
-            return self.fault.error(at, self.thread, [quoted(one) for one in frames])
+            return self.fault.error(at, self.thread, self._lines(artifact.code, quoted))
         if self.code >= sanitized.FIRST_CODE:
             fault = list(sanitized.FAULTS.values())[self.code - sanitized.FIRST_CODE]
             return UndefinedBehaviour(f"{at}: {fault}, at {here}, column {self.other.line}")
         return DeviceError(f"{at}: the host runtime returned {self.code}")
+
+    def _lines(self, code: bytes, quoted: Callable[[Place], str]) -> list[str]:
+        """The lines of the instruction, inside out."""
+        if self.instruction is None:
+            return []
+        found = [quoted(one) for one in lines.frames(code, self.instruction)]
+        close = None if found else lines.near(code, self.instruction)
+        return found if close is None else [f"or near {quoted(close)}"]
 
 
 def _run(kernel: HostKernel, launch: Any, threads: int, part: memory_check.Part) -> Failure | None:
