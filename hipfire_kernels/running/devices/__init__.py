@@ -28,9 +28,9 @@ def device(name: str = "auto") -> Device:
     """A device by name: `host`, `hip:N`, `cuda:N`, or `auto`: the first GPU that opens, else the host.
 
     `host+flush` is the host with a matrix operation that reads subnormal f16 operands as zero. `host+undefined` and
-    `host+address` are the host with kernels under a sanitizer: see `toolchains.sanitized`. `isa:gfx1201`, or another gfx
-    arch, interprets the machine code for it, and `isa:gfx1201+flush` is the same again with such a matrix operation: see
-    `devices.isa`.
+    `host+address` are the host with kernels under a sanitizer: see `toolchains.sanitized`. `isa:gfx1201`, or another
+    gfx arch, interprets the machine code for it, and `isa:gfx1201+flush` the same with a matrix operation of that kind:
+    see `devices.isa`.
 
     The same name gives the same device. A device that could not be opened is tried again the next time.
 
