@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import tempfile
 from datetime import datetime, timezone
 from pathlib import Path
@@ -53,7 +54,7 @@ def machine() -> Any:
 
 
 def _loaded(code: bytes, place: Path) -> Any:
-    with tempfile.NamedTemporaryFile(suffix=".so", dir=place) as file:
+    with tempfile.NamedTemporaryFile(prefix=scratch.prefix(os.getpid()), suffix=".so", dir=place) as file:
         file.write(code)
         file.flush()
         return ffi().dlopen(file.name)
