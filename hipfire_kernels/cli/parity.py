@@ -77,8 +77,8 @@ def _device(name: str, thread_order: int | None) -> Device:
         return runtime.device(name)
     if name == "host":
         return HostDevice(thread_order=thread_order)
-    found = runtime.device(name)
-    if name.startswith("host") or not isinstance(found, Ordered):
+    found = runtime.device(name) if name.startswith(f"{runtime.ISA}:") else None
+    if not isinstance(found, Ordered):
         raise InputError(f"--thread-order with --device {name}; only the host and isa: devices can permute threads")
     found.thread_order = thread_order
     return found
