@@ -240,6 +240,7 @@ CHOICES: dict[str, dict[str, tuple[str, str]]] = {
 FREE = {
     "prompt", "prompt_file", "target", "draft", "stop", "system", "trace", "param", "against", "shard", "out",
     "ledger", "merge", "heads", "head_dim", "rows", "ctx", "kernel", "generate", "title",
+    "extent",
 }  # fmt: skip
 """Options for which any text may be legal: texts, numbers in lists, files, pairs of names."""
 

@@ -94,9 +94,8 @@ def test_the_multirow_routes_on_sm_90_open_by_that_evidence_alone() -> None:
 
 def test_the_readme_shows_the_recorded_table() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    for row in recorded("h200-table.json")["rows"]:
-        if (row["rows"], row["head_dim"]) == (16, 256):
-            assert f"{row['us']:.0f}" in text, row
+    for row in recorded("h200-table-quick.json")["rows"]:
+        assert f"{row['us']:.0f}" in text, row
 
 
 @pytest.mark.parametrize("index", range(11))

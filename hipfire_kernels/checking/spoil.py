@@ -61,11 +61,12 @@ def call(rng: Rng, q: Array, k: Array, v: Array, visible: Array, bias: Array | N
     """All of it at once, and yet rows of all sorts are left.
 
     NaN and an infinity in q; of every second KV head K, at the key that fewest rows see, of the others V; NaN or an
-    infinity in the bias. Every third row of q is large: of normal K its scores reach to 100 on either side of 0, so
-    that weights are too small for float32. A score of 100 is itself off by up to 4e-6 when it is rounded to float32,
-    and its weight by as much: much larger ones would measure that and no kernel.
+    infinity in the bias. Every third row of q is large: of normal K its scores reach to 60 on either side of 0, so
+    that the smallest weights are too small for float32. A score of 64 and more is itself off by up to 4e-6 when it is
+    rounded to float32, its weight by as much, and the sum that it comes from by more: larger ones would measure that
+    and no kernel.
     """
-    q[::3] *= 24
+    q[::3] *= 16
     for kind in KINDS:
         element(rng, q, kind)
     readers = visible.sum(axis=0)

@@ -46,7 +46,7 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
-            _out.note("interrupted")
+            _ending.say_interrupted()
             raise typer.Exit(_ending.INTERRUPTED) from error
         except (HipfireError, OSError) as error:
             if _ending.untaken() is not None:  # which the end says

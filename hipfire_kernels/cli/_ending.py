@@ -42,7 +42,8 @@ def run(command: Callable[[], Any]) -> None:
         command()
     except SystemExit as ended:
         code = ended.code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # before a command was at work, which says it itself
+        say_interrupted()
         code = INTERRUPTED
     except OSError:  # what no command sees: a help that cannot be printed
         if untaken() is None:
@@ -51,6 +52,15 @@ def run(command: Callable[[], Any]) -> None:
     if asked.number:
         asked.leave()
     sys.exit(code)
+
+
+_said = threading.Event()
+
+
+def say_interrupted() -> None:
+    """Say it on standard error."""
+    _said.set()
+    print("interrupted", file=sys.stderr, flush=True)
 
 
 class _Asked:
@@ -86,6 +96,9 @@ class _Asked:
 
     def leave(self) -> None:
         """End this process and all that it started."""
+        if not _said.is_set():  # the main thread did not get to it, and may be in the middle of standard error
+            with contextlib.suppress(OSError):
+                os.write(2, b"interrupted\n")
         scratch.discard({os.getpid(), *self._below, *end_descendants(os.getpid())})
         remove_unfinished()
         os._exit(_KILLED + self.number)

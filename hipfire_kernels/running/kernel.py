@@ -7,16 +7,30 @@
     bound(s)                                           # launches, again and again
 
 What is bound holds its arrays, and reads and writes them as they are when it is launched.
+
+A call of shapes and numbers that this thread has called it with before has only its addresses checked and swapped.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from hipfire_kernels.authoring.args import Tensor
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.running import binding, devices
-from hipfire_kernels.running.devices.protocol import Device, Launch
+from hipfire_kernels.running.devices.protocol import Device, Launch, View
+
+_KEPT = 16
+"""Calls of different shapes or numbers that a thread keeps of a kernel."""
+
+
+class _Call(NamedTuple):
+    """What is kept of a call: where its addresses go, and what is launched, nothing where the grid has no block."""
+
+    arrays: binding.SharedArrays
+    launches: tuple[Launch, ...]
 
 
 class BoundKernel:
@@ -51,6 +65,9 @@ class LoadedKernel:
 
     def __init__(self, variant: Variant, device: Device) -> None:
         self.variant, self.device = variant, device
+        self._arrays = tuple(arg.name for arg in variant.args if isinstance(arg, Tensor))
+        self._numbers = (*(a.name for a in variant.args if not isinstance(a, Tensor)), *variant.family.extents)
+        self._own = threading.local()  # a call writes its addresses into what is kept
         binding.kernel(variant, device)
 
     def __repr__(self) -> str:
@@ -68,7 +85,44 @@ class LoadedKernel:
             InputError: see `hipfire_kernels.launch`.
             DeviceError: the launch failed.
         """
-        binding.launch(self.variant, self.device, stream=stream, **values)
+        device, known = self.device, self._known(values)
+        if known is None:
+            binding.launch(self.variant, device, stream=stream, **values)
+            return
+        key, views = known
+        call = self._calls.get(key) or self._keep(key, views, values)
+        call.arrays.point(views)
+        if call.launches:
+            device.launch(call.launches, stream)
+
+    def _known(self, values: Mapping[str, Any]) -> tuple[Any, dict[str, View]] | None:
+        """What a call is known by, and its arrays; None where something is missing, or a number is no plain one."""
+        try:
+            views = {name: self.device.view(name, values[name]) for name in self._arrays}
+            # By type as well: True is no 1 here.
+            numbers = tuple([(type(x), x) for x in map(values.get, self._numbers)])
+            key = (len(values), numbers, *[(view.shape, view.dtype) for view in views.values()])
+            hash(key)
+        except (KeyError, TypeError):
+            return None
+        return key, views
+
+    @property
+    def _calls(self) -> dict[Any, _Call]:
+        """Of this thread."""
+        kept: dict[Any, _Call] = self._own.__dict__.setdefault("calls", {})
+        return kept
+
+    def _keep(self, key: Any, views: dict[str, View], values: Mapping[str, Any]) -> _Call:
+        """Check all of a call, and keep what its like will need. Raises what `binding.launch` does."""
+        bound = binding.bound(self.variant, self.device, values)
+        prepared = binding.prepare(bound, self.device)
+        call = _Call(binding.SharedArrays((bound,), views), () if 0 in prepared.grid else (prepared,))
+        calls = self._calls
+        if len(calls) == _KEPT:
+            del calls[next(iter(calls))]
+        calls[key] = call
+        return call
 
     def bind(self, **values: Any) -> BoundKernel:
         """Check and pack the arguments once, for repeated launches. The arrays are kept alive.
