@@ -223,7 +223,7 @@ CHOICES: dict[str, dict[str, tuple[str, str]]] = {
     "isa": {"arch": ("sm90", "sm_90"), "toolchain": ("hirptc", "hiprtc")},
     "diff": {"arch": ARCH, "device": DEVICE},
     "watch": {"arch": ("host,gfx1l51", "gfx1151"), "time": ("huda:0", "cuda:N"), "on": ("isa:gfx1210", "isa:gfx1201")},
-    "sanitize": {"kind": ("adress", "address"), "device": ("isa:gfx1110", "isa:gfx1101")},
+    "sanitize": {"kind": ("adress", "address"), "device": ("isa:gfx1210", "isa:gfx1201")},
     "parity": {"device": DEVICE},
     "fuzz": {"device": ("host+undefind", "host+undefined")},
     "replay": {"device": ("hpi:0", "hip:N")},
