@@ -121,11 +121,16 @@ class Queues:
                 self._force(last)
             self._tell()
 
-    def drain(self) -> None:
-        """Do all that is queued. Failures are told by the next wait."""
+    def drain(self) -> bool:
+        """Do all that is queued. Failures are told by the next wait.
+
+        Returns:
+            Whether it is done. It is not where a work itself asks for it: by an array that is collected meanwhile.
+        """
         with self._lock:
             while self._todo and not self._working:
                 self._force(self._todo[-1])
+            return not self._working
 
     def synchronize_all(self) -> None:
         """Do all that is queued on the device.

@@ -64,6 +64,7 @@ class IsaDriver:
         self.traces: dict[str, Trace] = {}
         self._queues = Queues()
         self._memory: dict[int, npt.NDArray[np.uint8]] = {}
+        self._doomed: list[int] = []  # freed, and perhaps still used by what is queued
         self._modules: dict[int, Artifact] = {}
         self._thread = threading.local()
 
@@ -98,9 +99,12 @@ class IsaDriver:
         return pointer
 
     def free(self, pointer: int) -> None:
-        self._queues.drain()
-        if self._memory.pop(pointer, None) is None:
+        if pointer not in self._memory or pointer in self._doomed:
             raise DeviceError(f"address {pointer:#x} was not allocated, or is freed already")
+        self._doomed.append(pointer)
+        if self._queues.drain():
+            while self._doomed:
+                self._memory.pop(self._doomed.pop())
 
     def _live(self, pointer: int, nbytes: int) -> bool:
         starts = sorted(self._memory)
@@ -222,7 +226,7 @@ class IsaDriver:
         for one in call.arrays or ():
             if one.argument.nbytes and not self._live(one.address, one.argument.nbytes):
                 raise DeviceError(f"{call.program.entry}: its argument {one.argument.name} is no live memory")
-        everything = tuple((start, start + len(raw)) for start, raw in self._memory.items())
+        everything = tuple((start, start + len(raw)) for start, raw in list(self._memory.items()))
         executed = execution.run(dataclasses.replace(call, memory=everything), mode)
         before = self.traces.get(key)
         if before is not None:
