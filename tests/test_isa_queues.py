@@ -10,10 +10,11 @@ from isa_lab import kernel
 
 import hipfire_kernels as hk
 from hipfire_kernels import Tensor
-from hipfire_kernels.errors import DeviceError, MemoryFault, UndefinedBehaviour
+from hipfire_kernels.errors import DeviceError, InputError, MemoryFault, UndefinedBehaviour
 from hipfire_kernels.interpreting.queues import DEFAULT, Queues
 from hipfire_kernels.running.devices.arrays import DeviceArray
 from hipfire_kernels.running.devices.isa import IsaDevice
+from hipfire_kernels.running.timing import timer
 
 ADD = kernel("out[at] += 1.0f;", Tensor("out", "f32", ("n",), writes=True), name="add_one")
 BEYOND = kernel("out[at + 32] = 1.0f;", Tensor("out", "f32", ("n",), writes=True), name="beyond")
@@ -169,6 +170,11 @@ class TestDevice:
         add(on, array)
         assert on.to_host(array).tolist() == [1.0] * 32
         assert on.survives
+
+    def test_nothing_is_timed(self, on: IsaDevice) -> None:
+        """No evidence, no tuning and no bench may come from here."""
+        with pytest.raises(InputError, match="a time on isa:gfx1201, which interprets machine code"):
+            timer(on)
 
     def test_any_thread_may_launch(self, on: IsaDevice) -> None:
         arrays = [ones(on, float(i)) for i in range(4)]

@@ -44,6 +44,9 @@ class GpuDevice(OfThisProcess):
     survives = False
     """Whether it is as good as before after a kernel has failed. Of a card nobody knows."""
 
+    has_time = True
+    """Whether what a launch takes says anything of the arch."""
+
     default_stream = 0
     """The driver's legacy default stream: work of this library without a stream is ordered with everything else."""
 

@@ -281,6 +281,7 @@ class IsaDevice(GpuDevice):
     """
 
     survives = True
+    has_time = False
     driver: IsaDriver
 
     def __init__(self, arch: str, *, flushed: bool = False, seed: int = 0) -> None:
