@@ -162,6 +162,38 @@ def test_ctrl_c_while_what_it_started_still_loads() -> None:
     assert started.returncode == 128 + signal.SIGINT
 
 
+FREED = """
+import os, signal, time
+from hipfire_kernels.cli import _ending
+
+class Freed:
+    def __init__(self, action):
+        self.action = action
+
+    def __del__(self):
+        self.action()
+
+def fail():
+    raise ValueError("a fault is said")
+
+def command():
+    Freed(fail)
+    Freed(lambda: os.kill(os.getpid(), signal.SIGINT))
+    time.sleep(3600)
+
+_ending.run(command)
+"""
+
+
+def test_ctrl_c_while_an_object_is_freed() -> None:
+    """Where Python can raise nothing it would print a traceback, and forget the interrupt."""
+    done = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 128 + signal.SIGINT
+    assert "KeyboardInterrupt" not in done.stderr
+    assert "ValueError: a fault is said" in done.stderr
+    assert done.stderr.endswith("interrupted\n")
+
+
 def test_every_command_is_known_here() -> None:
     names = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
     assert names - set(LONG) == {"bench", "convert", "doctor", "explain", "isa", "list", "render", "report"}

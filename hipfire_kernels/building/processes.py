@@ -8,6 +8,7 @@ import math
 import os
 import resource
 import signal
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -90,6 +91,31 @@ def end_descendants(pid: int) -> set[int]:
 def adopt_orphans() -> None:
     """Become the parent of every process below this one whose own parent ends: `end_descendants` then finds it."""
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+_starting = threading.Lock()
+
+
+def _forked() -> None:
+    """Another thread may have been starting a process; the child has no such thread."""
+    global _starting
+    _starting = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+@contextlib.contextmanager
+def starting() -> Iterator[None]:
+    """Processes that threads start are started in such a block: once `start_no_more` was called, the thread stops here.
+    One started behind the back of `end_descendants` would stay when this process ends."""
+    with _starting:
+        yield
+
+
+def start_no_more() -> None:
+    """What starts a process from here on waits for the end of this one. Not for long for one that is being started."""
+    _starting.acquire(timeout=1.0)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from hipfire_kernels.building import scratch
-from hipfire_kernels.building.processes import adopt_orphans, descendants, end_descendants
+from hipfire_kernels.building.processes import adopt_orphans, descendants, end_descendants, start_no_more
 from hipfire_kernels.building.storage import remove_unfinished
 from hipfire_kernels.cli import _errors
 
@@ -36,6 +36,7 @@ def run(command: Callable[[], Any]) -> None:
     _open_standard_files()
     adopt_orphans()
     asked = _Asked()
+    sys.unraisablehook = _no_interrupt
     code: Any = 0
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # a parent may have kept them back until here
@@ -52,6 +53,12 @@ def run(command: Callable[[], Any]) -> None:
     if asked.number:
         asked.leave()
     sys.exit(code)
+
+
+def _no_interrupt(unraisable: Any) -> None:
+    """One that comes where Python can raise nothing, say while an object is freed, is no fault: `_Asked` ends all."""
+    if unraisable.exc_type is not KeyboardInterrupt:
+        sys.__unraisablehook__(unraisable)
 
 
 _said = threading.Event()
@@ -96,6 +103,7 @@ class _Asked:
 
     def leave(self) -> None:
         """End this process and all that it started."""
+        start_no_more()
         if not _said.is_set():  # the main thread did not get to it, and may be in the middle of standard error
             with contextlib.suppress(OSError):
                 os.write(2, b"interrupted\n")

@@ -13,7 +13,7 @@ from hipfire_kernels import families
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.building import scratch
 from hipfire_kernels.building.builder import Artifact
-from hipfire_kernels.building.processes import cpu_limit, end_descendants, unheard
+from hipfire_kernels.building.processes import cpu_limit, end_descendants, starting, unheard
 from hipfire_kernels.checking.parity import Result
 from hipfire_kernels.errors import DeviceError, HipfireError
 from hipfire_kernels.inspecting import compare
@@ -47,7 +47,7 @@ class Checker:
         self._pipe, theirs = spawning.Pipe()
         self._process = spawning.Process(target=_serve, args=(theirs, self._on), daemon=True)
         resource_tracker.ensure_running()  # which it would do below, and unblock signals
-        with unheard():
+        with starting(), unheard():
             self._process.start()
         theirs.close()
 

@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from hipfire_kernels.building import scratch
-from hipfire_kernels.building.processes import end_descendants
+from hipfire_kernels.building.processes import end_descendants, starting
 from hipfire_kernels.checking.result import Finding
 from hipfire_kernels.errors import DeviceError, ToolchainUnavailable
 from hipfire_kernels.testing.case import variant_of
@@ -84,10 +84,11 @@ class Child:
         if self._abandoned:
             raise DeviceError("no process for cases is started any more: the campaign was interrupted")
         self._read_ahead, self._log = b"", os.fdopen(os.memfd_create("hipfire-log"), "w+b")
-        process = self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, bufsize=0,
-            start_new_session=True,  # Ctrl-C is for the parent
-        )  # fmt: skip
+        with starting():
+            process = self._process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, bufsize=0,
+                start_new_session=True,  # Ctrl-C is for the parent
+            )  # fmt: skip
         said = self._read(process, BUILD_S)
         if isinstance(said, str):
             self.close()

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hipfire_kernels.building.processes import limit_cpu
+from hipfire_kernels.building.processes import limit_cpu, starting
 from hipfire_kernels.building.toolchains import diagnostics
 from hipfire_kernels.errors import CompileError
 
@@ -47,10 +47,11 @@ def run(argv: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] 
         env = {**(os.environ if env is None else env), "TMPDIR": str(cwd)}
     try:
         # A session of its own, so that a driver's children can be ended with it.
-        process = subprocess.Popen(
-            argv, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, errors="replace", start_new_session=True,
-        )  # fmt: skip
+        with starting():
+            process = subprocess.Popen(
+                argv, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                text=True, errors="replace", start_new_session=True,
+            )  # fmt: skip
     except OSError as error:
         return Finished(f"it could not be started ({error})", "", "")
     with process:
