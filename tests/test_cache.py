@@ -113,7 +113,7 @@ class TestEntry:
     def test_is_two_text_lines_and_the_code(self, tmp_path: Path) -> None:
         ArtifactCache(tmp_path).put(ENTRY)
         first, header, code = entry_file(tmp_path).read_bytes().split(b"\n", 2)
-        assert first.startswith(b"hipfire-artifact 1 ")
+        assert first.startswith(b"hipfire-artifact 2 ")
         assert json.loads(header)["resources"] == {"vgprs": 5}
         assert code == ENTRY.code
 
@@ -195,7 +195,7 @@ class TestHealing:
         ArtifactCache(tmp_path).put(ENTRY)
         rest = header + b"\ncode"
         entry_file(tmp_path).write_bytes(
-            b"hipfire-artifact 1 " + hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest
+            b"hipfire-artifact 2 " + hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest
         )
         self.heals(tmp_path)
 

@@ -99,9 +99,10 @@ def fenced(array: Array) -> Array:
 
 
 def _run(variant: Variant, device: Device, q: Array, k: Array, v: Array, positions: Array, ctx: int) -> Array:
-    out = np.full(q.shape, np.nan, np.float32)
-    verify_plan(variant, device, check_verify(device, q, k, v), ctx).run(q, k, v, positions, out)
-    return out
+    out = device.to_device(np.full(q.shape, np.nan, np.float32))
+    given = [device.to_device(array) for array in (q, k, v, positions)]
+    verify_plan(variant, device, check_verify(device, *given[:3]), ctx).run(*given, out)
+    return device.to_host(out)
 
 
 def _wrong(variant: Variant, out: Array, want: Array, positions: Array) -> str:

@@ -14,7 +14,7 @@ from typing import Protocol
 from hipfire_kernels.archs import Arch
 from hipfire_kernels.archs import arch as lookup
 from hipfire_kernels.building import bundle
-from hipfire_kernels.building.cache import ArtifactCache, Entry, artifact_key, default_cache
+from hipfire_kernels.building.cache import ArtifactCache, Entry, artifact_key, default_cache, pack_text, unpack_text
 from hipfire_kernels.building.cubin import read_cubin
 from hipfire_kernels.building.resources import FIELDS, Resources, read_resources
 from hipfire_kernels.building.toolchains import Toolchain, host
@@ -57,6 +57,7 @@ class Artifact:
         compiler: the toolchain's identity: full version and what else changes its output.
         entry: the kernel's symbol.
         source: the source it was compiled from.
+        listing: see `assembly`; packed.
     """
 
     code: bytes = field(repr=False)
@@ -69,6 +70,13 @@ class Artifact:
     compiler: str
     entry: str
     source: str = field(repr=False)
+    listing: str = field(repr=False, default="")
+
+    @property
+    def assembly(self) -> str:
+        """The assembly text that assembles to `code`, with source lines; empty where the toolchain gave none: hiprtc,
+        and bundles."""
+        return unpack_text(self.listing)
 
 
 def build(
@@ -147,6 +155,7 @@ def _artifact(entry: Entry, source: str, *, cached: bool) -> Artifact:
         compiler=entry.compiler,
         entry=entry.entry,
         source=source,
+        listing=entry.listing,
     )
 
 
@@ -240,4 +249,5 @@ def _compile(variant: Buildable, arch: Arch, compiler: Toolchain, identity: str,
         log=compiled.log,
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         code=compiled.code,
+        listing=pack_text(compiled.assembly),
     )

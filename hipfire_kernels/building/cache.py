@@ -18,6 +18,7 @@ An entry is two lines of text, then the code object or shared object as the comp
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 import errno
@@ -30,6 +31,7 @@ import shutil
 import stat
 import threading
 import time
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -39,7 +41,7 @@ from typing import Any
 from hipfire_kernels.building.processes import state_and_parent
 from hipfire_kernels.building.storage import PROBES, SCRATCH, TEMPORARY, ZIG, cache_root, make_private, publish
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the entry format and of what a key is made from. Raise it when either changes."""
 
 _MAGIC = "hipfire-artifact"
@@ -70,6 +72,7 @@ class Entry:
         log: the compiler's warnings.
         created: when it was compiled, ISO 8601 in UTC.
         code: code object or shared object.
+        listing: the assembly text that assembles to a code object, packed by `pack_text`; empty where there is none.
     """
 
     key: str
@@ -81,6 +84,7 @@ class Entry:
     log: str
     created: str
     code: bytes
+    listing: str = ""
 
 
 @dataclass
@@ -99,6 +103,16 @@ class Finding:
 
     path: Path
     reason: str
+
+
+def pack_text(text: str) -> str:
+    """A long text as a short one: an assembly is a tenth."""
+    return base64.b85encode(zlib.compress(text.encode(), 6)).decode() if text else ""
+
+
+def unpack_text(packed: str) -> str:
+    """The reverse of `pack_text`."""
+    return zlib.decompress(base64.b85decode(packed)).decode() if packed else ""
 
 
 class BadEntry(Exception):

@@ -84,9 +84,16 @@ def toolchains() -> list[str]:
 
 def devices() -> list[str]:
     """Every kind of device name."""
-    from hipfire_kernels.running.devices import GPU_VENDORS, HOSTS
+    from hipfire_kernels.running.devices import GPU_VENDORS, HOSTS, isa
 
-    return ["auto", *(f"{vendor}:N" for vendor in GPU_VENDORS), *HOSTS]
+    return ["auto", *(f"{vendor}:N" for vendor in GPU_VENDORS), *HOSTS, *isa.names()]
+
+
+def checked_devices() -> list[str]:
+    """The host, and the devices that have checks of their own."""
+    from hipfire_kernels.running.devices import isa
+
+    return ["host", *isa.names()]
 
 
 def routes() -> list[str]:

@@ -69,7 +69,7 @@ def fuzz(
         seed=int(time.time()) if seed is None else seed,
         count=1000 if count is None and seconds is None else count,
         seconds=seconds,
-        jobs=jobs or (_cores() if device.startswith("host") else min(8, _cores())),
+        jobs=jobs or (_cores() if device.startswith(("host", "isa:")) else min(8, _cores())),
         shard=index,
         shards=shards,
         limit_s=limit,

@@ -51,7 +51,7 @@ def parity(
     device: Annotated[str, _choices.option(_choices.devices, metavar="DEVICE", help="Where to run.")] = "host",
     quick: Annotated[bool, typer.Option("--quick", help="A small part of the grid.")] = False,
     thread_order: Annotated[
-        int | None, typer.Option(metavar="SEED", help="Host: run the threads of a block in a permuted order.")
+        int | None, typer.Option(metavar="SEED", help="Host, isa: run the threads of a block in a permuted order.")
     ] = None,
     as_json: _out.Json = False,
 ) -> None:
@@ -71,12 +71,17 @@ def parity(
 def _device(name: str, thread_order: int | None) -> Device:
     from hipfire_kernels.running import devices as runtime
     from hipfire_kernels.running.devices.host import HostDevice
+    from hipfire_kernels.running.devices.protocol import Ordered
 
     if thread_order is None:
         return runtime.device(name)
-    if name != "host":
-        raise InputError(f"--thread-order with --device {name}; only the host can permute threads")
-    return HostDevice(thread_order=thread_order)
+    if name == "host":
+        return HostDevice(thread_order=thread_order)
+    found = runtime.device(name) if name.startswith(f"{runtime.ISA}:") else None
+    if not isinstance(found, Ordered):
+        raise InputError(f"--thread-order with --device {name}; only the host and isa: devices can permute threads")
+    found.thread_order = thread_order
+    return found
 
 
 def _survey_all(variants: list[Variant], device: Device, quick: bool) -> list[Report]:

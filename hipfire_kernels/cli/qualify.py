@@ -73,6 +73,8 @@ def _open(name: str) -> Device:
     on = runtime.device(name)
     if name == "auto" and on.name == "host":
         raise refuse("no GPU opens here (hfk doctor says why); --device host qualifies the CPU")
+    if not getattr(on, "has_time", True):
+        raise refuse(f"--device {name} interprets machine code, and its times say nothing of a card")
     return on
 
 

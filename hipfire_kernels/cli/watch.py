@@ -24,8 +24,12 @@ def watch(
             _choices.devices, metavar="DEVICE", help="Time each change against the last good version there."
         ),
     ] = None,
+    on: Annotated[
+        str,
+        _choices.option(_choices.checked_devices, metavar="DEVICE", help="Where parity is checked."),
+    ] = "host",
 ) -> None:
-    """On each save of a template: source, resources against the last good version, parity on the host, time.
+    """On each save of a template: source, resources against the last good version, parity, time.
 
     Of the variants that changed a few are built and run, which together have every line and every choice, though not
     every combination. Declarations (`kernels/`) are read once: start anew after editing those. Ends with Ctrl-C.
@@ -34,23 +38,25 @@ def watch(
     from hipfire_kernels.running import devices as runtime
 
     archs = check_archs(arch, None)
-    fitting = [[v for v in _select.many([n], everything=False) if _fits(v, ["host", *archs])] for n in names]
+    checked = runtime.arch_of(on)
+    fitting = [[v for v in _select.many([n], everything=False) if _fits(v, [checked, *archs])] for n in names]
     if not any(fitting):
-        raise InputError(f"no variant of {', '.join(names)} fits the host and {arch}: their blocks have too little LDS")
-    watched = Watch(fitting, archs, runtime.device(time) if time else None)
+        where = "the host" if on == "host" else on
+        raise InputError(f"no variant of {', '.join(names)} fits {where} and {arch}: their blocks have too little LDS")
+    watched = Watch(fitting, archs, runtime.device(time) if time else None, on)
     places = folders(variant for variants in fitting for variant in variants)
     known = stamps(places)
     print(f"watching the templates of {', '.join(names)}", flush=True)
-    _show(watched.turn(), [], first=True)
+    _show(watched.turn(), [], on, first=True)
     for saved in saves(places, known):
-        _show(watched.turn(), saved)
+        _show(watched.turn(), saved, on)
 
 
 def _fits(variant: Variant, archs: list[str]) -> bool:
     return all(variant.fits(arch) for arch in archs)
 
 
-def _show(turn: Any, saved: list[str], *, first: bool = False) -> None:
+def _show(turn: Any, saved: list[str], on: str, *, first: bool = False) -> None:
     if turn.diff:
         print(turn.diff)
     if turn.checked:
@@ -68,7 +74,7 @@ def _show(turn: Any, saved: list[str], *, first: bool = False) -> None:
     if turn.results:
         wrong = sum(not result.ok for result in turn.results)
         worst = max(result.error for result in turn.results)
-        print(f"parity   host, {len(turn.results)} cases: {wrong or 'none'} wrong, worst error {worst:.2e}")
+        print(f"parity   {on}, {len(turn.results)} cases: {wrong or 'none'} wrong, worst error {worst:.2e}")
     for variant, times in turn.times.items():
         _show_time(variant, times)
     what = "ready" if first else f"saved {', '.join(saved)}"

@@ -30,6 +30,7 @@ from hipfire_kernels.inspecting import compare, outline
 from hipfire_kernels.inspecting.revision import Pinned
 from hipfire_kernels.inspecting.watch_child import Checker
 from hipfire_kernels.running import binding
+from hipfire_kernels.running import devices as runtime
 from hipfire_kernels.running.devices.host import HostDevice
 from hipfire_kernels.running.devices.protocol import Device
 from hipfire_kernels.running.timing import Times
@@ -48,7 +49,7 @@ class Turn:
         changed: variants whose source is not that of the last good version.
         checked: the few of them that stand for all, see `outline.few`. All that follows is of these.
         diff: the first against the last good version, as a unified diff of rendered source.
-        failures: what was wrong, with the variant and the arch (`host` for parity).
+        failures: what was wrong, with the variant and the arch; of parity, that of the device.
         changes: resources that differ from the last good version's.
         results: of the parity cases.
         times: by variant, `before` (the last good version) and `after`, from one interleaved run.
@@ -78,14 +79,18 @@ class Watch:
             branch that none of the last ones has.
         archs: to build for.
         timed: a device to time on; None for no timing.
+        on: where parity is checked: `host`, or an `isa:` device.
     """
 
-    def __init__(self, sets: Sequence[Sequence[Variant]], archs: Sequence[str], timed: Device | None = None) -> None:
+    def __init__(
+        self, sets: Sequence[Sequence[Variant]], archs: Sequence[str], timed: Device | None = None, on: str = "host"
+    ) -> None:
         self.sets, self.archs, self.timed = tuple(sets), tuple(archs), timed
+        self._checked_for = runtime.arch_of(on)
         self._good: dict[Key, str] = {}
         self._checkers: queue.SimpleQueue[Checker] = queue.SimpleQueue()
         for _ in range(os.cpu_count() or 1):
-            self._checkers.put(Checker())
+            self._checkers.put(Checker(on))
 
     def turn(self) -> Turn:
         """Render all, and do what there is to do for those that changed."""
@@ -111,7 +116,7 @@ class Watch:
     @property
     def _all(self) -> tuple[str, ...]:
         timed = () if self.timed is None else (self.timed.arch.name,)
-        return tuple(dict.fromkeys([*self.archs, "host", *timed]))
+        return tuple(dict.fromkeys([*self.archs, self._checked_for, *timed]))
 
     def _render(self, found: Turn) -> dict[Key, str]:
         sources: dict[Key, str] = {}
@@ -151,16 +156,17 @@ class Watch:
             with _noted(found, *key):
                 found.changes += [(*key, change) for change in changes.result()]
         for variant, run in runs.items():
-            with _noted(found, variant, "host"):
+            with _noted(found, variant, self._checked_for):
                 results = run.result()
                 found.results += results
-                found.failures += [(variant, "host", result.describe()) for result in results if not result.ok]
+                wrong = [result.describe() for result in results if not result.ok]
+                found.failures += [(variant, self._checked_for, text) for text in wrong]
         if found.good and self.timed is not None:
             self._time(found, self.timed)
 
     def _check(self, variant: Variant) -> list[Result]:
-        """Build for the host and run the cases."""
-        artifact, checker = build(variant, "host"), self._checkers.get()
+        """Build for where parity is checked and run the cases."""
+        artifact, checker = build(variant, self._checked_for), self._checkers.get()
         try:
             return checker.run(variant, artifact, list(oracle_of(variant).glance(variant)))
         finally:

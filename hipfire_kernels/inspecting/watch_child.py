@@ -18,7 +18,7 @@ from hipfire_kernels.checking.parity import Result
 from hipfire_kernels.errors import DeviceError, HipfireError
 from hipfire_kernels.inspecting import compare
 from hipfire_kernels.running import binding
-from hipfire_kernels.running.devices.host import HostDevice
+from hipfire_kernels.running import devices as runtime
 from hipfire_kernels.running.preparing import prepare
 
 LIMIT_S = 20.0
@@ -32,15 +32,20 @@ BUILD_S = 2400.0
 
 
 class Checker:
-    """A process that runs parity cases on the host; replaced when it was lost. One caller at a time."""
+    """A process that runs parity cases on a device; replaced when it was lost. One caller at a time.
 
-    def __init__(self) -> None:
+    Args:
+        on: the device's name.
+    """
+
+    def __init__(self, on: str = "host") -> None:
+        self._on = on
         self._start()
 
     def _start(self) -> None:
         spawning = multiprocessing.get_context("spawn")  # a fork would have the threads of this process half
         self._pipe, theirs = spawning.Pipe()
-        self._process = spawning.Process(target=_serve, args=(theirs,), daemon=True)
+        self._process = spawning.Process(target=_serve, args=(theirs, self._on), daemon=True)
         resource_tracker.ensure_running()  # which it would do below, and unblock signals
         with starting(), unheard():
             self._process.start()
@@ -94,9 +99,9 @@ class Checker:
         self._start()
 
 
-def _serve(pipe: Connection) -> None:
+def _serve(pipe: Connection, on: str) -> None:
     """Answer until the other end is closed."""
-    device = HostDevice().checking()
+    device = runtime.device(on).checking()
     variants = {v.entry: v for family in families().values() for v in family.variants()}
     while True:
         try:

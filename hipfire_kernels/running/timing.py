@@ -17,6 +17,7 @@ import numpy as np
 
 from hipfire_kernels.authoring.args import Scalar, Tensor
 from hipfire_kernels.authoring.family import KernelFamily, Tolerance
+from hipfire_kernels.errors import InputError
 from hipfire_kernels.running.binding import bind, prepare
 from hipfire_kernels.running.devices.arrays import DeviceArray
 from hipfire_kernels.running.devices.gpu import GpuDevice
@@ -82,7 +83,11 @@ class Timer(Protocol):
 
 
 def timer(device: Device) -> Timer:
-    """What times calls on a device."""
+    """What times calls on a device.
+
+    Raises:
+        InputError: it interprets machine code, and its times say nothing.
+    """
     return Stopwatch(device) if isinstance(device, GpuDevice) else HostTimer()
 
 
@@ -117,6 +122,11 @@ class Stopwatch:
     """Over eight times the L2 of an H200 (60 MB), and about 130 us there: twice what queuing a call takes."""
 
     def __init__(self, device: GpuDevice) -> None:
+        if not getattr(device, "has_time", True):
+            raise InputError(
+                f"a time on {device.name}, which interprets machine code: it would say nothing of a card. Its counts "
+                "are what it has: hfk isa --executed"
+            )
         self.device = device
         self._flush = device.empty((self.FLUSH_BYTES // 4,), np.float32)
         self._sink = device.empty((1,), np.float32)

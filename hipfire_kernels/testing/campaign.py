@@ -144,9 +144,9 @@ def run(settings: Settings, known: Sequence[Any], progress: Progress = lambda te
 
 
 def _children(settings: Settings) -> list[Child]:
-    """As many as jobs; several on the host are pinned to a core each, so that their threads do not fight."""
+    """As many as jobs; several that use the CPU are pinned to a core each, so that their threads do not fight."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
-    pinned = settings.jobs > 1 and settings.device.startswith("host")
+    pinned = settings.jobs > 1 and settings.device.startswith(("host", "isa:"))
     at = [cores[i % len(cores)] if pinned else None for i in range(settings.jobs)]
     return [Child(settings.device, core, settings.limit_s) for core in at]
 

@@ -12,7 +12,7 @@ from hipfire_kernels.errors import InputError
 from hipfire_kernels.kernels.arguments import QUANTIZE
 from hipfire_kernels.running.attention import VerifyShape, workspace_shape
 from hipfire_kernels.running.devices import device
-from hipfire_kernels.running.devices.host import HostDevice
+from hipfire_kernels.running.devices.protocol import Ordered
 from hipfire_kernels.testing.case import FuzzCase, is_tree, kind_of, variant_of
 from hipfire_kernels.testing.invariants import Given, violated
 from hipfire_kernels.testing.requests import AnyRequest, draft_request, verify_request
@@ -73,7 +73,7 @@ def _check_other(case: FuzzCase, subject: VariantSubject) -> Finding:
     """A cache write or a reducer. The thread order is held by the error, a float64 that moves with most bits."""
     on = subject.device
     found = [_other(case, subject)]
-    if case.invariant == "thread_order" and isinstance(on, HostDevice):
+    if case.invariant == "thread_order" and isinstance(on, Ordered):
         before, on.thread_order = on.thread_order, case.seed
         try:
             found.append(_other(case, subject))

@@ -41,7 +41,7 @@ def answer(case: Any, on: Any, limit_s: float, running: Callable[[], None]) -> d
     except ToolchainUnavailable as error:
         return {"refused": str(error)}
     except DeviceError as error:
-        return {**found, "fault": f"{type(error).__name__}: {error}", "broken": isinstance(on, GpuDevice)}
+        return {**found, "fault": f"{type(error).__name__}: {error}", "broken": not getattr(on, "survives", True)}
     except Exception as error:  # a legal case that is refused, or that a library trips over, is a fault like any other
         return {**found, "fault": f"raises {type(error).__name__}: {error}"}
     return {**found, "error": result.error, "limit": result.limit, "fault": result.fault}

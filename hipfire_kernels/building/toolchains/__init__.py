@@ -16,10 +16,13 @@ class Compiled:
     Attributes:
         code: a code object (ELF) for a GPU arch, or a shared object for the host.
         log: the compiler's warnings and remarks, empty when it had none.
+        assembly: of a gfx arch, the assembly text that assembles to `code`, with source lines; empty where the compiler
+            gives none.
     """
 
     code: bytes
     log: str
+    assembly: str = ""
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,15 @@ class Toolchain(ABC):
             ToolchainUnavailable: this toolchain has none to give here.
         """
         raise ToolchainUnavailable(f"toolchain {self.name} gives no assembly text for {arch.name}; clang and nvrtc do")
+
+    def assemble(self, assembly: str, arch: Arch) -> bytes:
+        """The object file that an assembly text is, not linked.
+
+        Raises:
+            CompileError: the assembler refuses it.
+            ToolchainUnavailable: this toolchain does not assemble.
+        """
+        raise ToolchainUnavailable(f"toolchain {self.name} assembles nothing for {arch.name}; clang does")
 
     def available(self, arch: Arch) -> str | None:
         """None when a candidate can build for `arch` here, else why each was passed over."""

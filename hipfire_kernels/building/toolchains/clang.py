@@ -27,6 +27,7 @@ _OPTIONS = (
     "-Wall",
     "-Wextra",
 )
+_LISTED = ("-gline-tables-only", "-fdebug-compilation-dir=.", "-S")  # no text of one build names its folder
 
 
 class ClangToolchain(Toolchain):
@@ -57,63 +58,70 @@ class ClangToolchain(Toolchain):
         return (*_OPTIONS, f"--offload-arch={arch.name}")
 
     def compile(self, source: str, arch: Arch, extra: tuple[str, ...] = ()) -> Compiled:
-        """One command with a system clang; compile, assemble and link with the wheel's."""
+        """One command with a system clang; compile, assemble and link with the wheel's. The assembly text is what the
+        wheel assembles, and a second command with a system clang."""
         chosen = self.chosen(arch)
         front = _front(self.options(arch), extra)
         if chosen.label == "ziglang":
             steps = _wheel_steps(chosen.command[0], front, arch)
-        else:
-            steps = [(*chosen.command, *front, "--no-gpu-bundle-output", "kernel.hip", "-o", "kernel.co")]
-        code, log = _run_steps(chosen.label, arch, steps, source, "kernel.co")
-        return Compiled(code, log)
+            made, log = _run_steps(chosen.label, arch, steps, source, ("kernel.co", "kernel.s"))
+            return Compiled(made[0], log, made[1].decode())
+        step = (*chosen.command, *front, "--no-gpu-bundle-output", "kernel.hip", "-o", "kernel.co")
+        (code,), log = _run_steps(chosen.label, arch, [step], source, ("kernel.co",))
+        return Compiled(code, log, self.assembly(source, arch, extra))
 
     def assembly(self, source: str, arch: Arch, extra: tuple[str, ...] = ()) -> str:
         """The compiler's own `-S`, one command with either. Line tables leave the instructions as they are."""
         chosen = self.chosen(arch)
-        command = (chosen.command[0], "clang") if chosen.label == "ziglang" else chosen.command
-        step = (
-            *command,
-            *_front(self.options(arch), (*extra, "-gline-tables-only", "-S")),
-            "kernel.hip",
-            "-o",
-            "kernel.s",
-        )
-        return _run_steps(chosen.label, arch, [step], source, "kernel.s")[0].decode()
+        step = (*_clang(chosen), *_front(self.options(arch), (*extra, *_LISTED)), "kernel.hip", "-o", "kernel.s")
+        return _run_steps(chosen.label, arch, [step], source, ("kernel.s",))[0][0].decode()
+
+    def assemble(self, assembly: str, arch: Arch) -> bytes:
+        """One command with either."""
+        chosen = self.chosen(arch)
+        step = (*_clang(chosen), *_assembler(arch), "kernel.s", "-o", "kernel.o")
+        return _run_steps(chosen.label, arch, [step], assembly, ("kernel.o",), "kernel.s")[0][0]
+
+
+def _clang(chosen: Candidate) -> tuple[str, ...]:
+    return (chosen.command[0], "clang") if chosen.label == "ziglang" else chosen.command
+
+
+def _assembler(arch: Arch) -> tuple[str, ...]:
+    return ("--target=amdgcn-amd-amdhsa", f"-mcpu={arch.name}", "-c")
 
 
 def _front(options: tuple[str, ...], extra: tuple[str, ...]) -> tuple[str, ...]:
     return ("-x", "hip", "--cuda-device-only", *options, *extra)
 
 
-def _run_steps(label: str, arch: Arch, steps: Sequence[tuple[str, ...]], source: str, made: str) -> tuple[bytes, str]:
-    """Run commands in a folder of their own, on `kernel.hip`: the file that they make, and what they said."""
+def _run_steps(
+    label: str,
+    arch: Arch,
+    steps: Sequence[tuple[str, ...]],
+    source: str,
+    made: tuple[str, ...],
+    name: str = "kernel.hip",
+) -> tuple[list[bytes], str]:
+    """Run commands in a folder of their own, on a file of that name: the files that they make, and what they said."""
     with scratch.folder() as folder:
         # Relative names: the folder is in no message, nor in the object, which holds a digest of the path.
-        (folder / "kernel.hip").write_text(source)
+        (folder / name).write_text(source)
         log = ""
         for step in steps:
             finished = run(step, cwd=folder)
             log += finished.err
             if finished.failure is not None:
                 raise refusal(label, arch.name, finished, source)
-        return (folder / made).read_bytes(), log
+        return [(folder / one).read_bytes() for one in made], log
 
 
 def _wheel_steps(zig: str, front: tuple[str, ...], arch: Arch) -> list[tuple[str, ...]]:
     # In one step its driver looks for a linker program that the wheel has only as a subcommand.
     return [
-        (zig, "clang", *front, "-S", "kernel.hip", "-o", "kernel.s"),
-        (
-            zig,
-            "clang",
-            "--target=amdgcn-amd-amdhsa",
-            f"-mcpu={arch.name}",
-            "-c",
-            "kernel.s",
-            "-o",
-            "kernel.o",
-        ),
-        (zig, "ld.lld", "-shared", "kernel.o", "-o", "kernel.co"),
+        (zig, "clang", *front, *_LISTED, "kernel.hip", "-o", "kernel.s"),
+        (zig, "clang", *_assembler(arch), "kernel.s", "-o", "kernel.o"),
+        (zig, "ld.lld", "-shared", "--strip-debug", "kernel.o", "-o", "kernel.co"),  # lines are the assembly's alone
     ]
 
 

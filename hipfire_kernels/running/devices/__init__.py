@@ -20,13 +20,17 @@ GPU_VENDORS = ("hip", "cuda")
 
 
 HOSTS = ("host", "host+flush", "host+undefined", "host+address")
+ISA = "isa"
+"""What the names of the interpreter's devices begin with."""
 
 
 def device(name: str = "auto") -> Device:
     """A device by name: `host`, `hip:N`, `cuda:N`, or `auto`: the first GPU that opens, else the host.
 
     `host+flush` is the host with a matrix operation that reads subnormal f16 operands as zero. `host+undefined` and
-    `host+address` are the host with kernels under a sanitizer: see `toolchains.sanitized`.
+    `host+address` are the host with kernels under a sanitizer: see `toolchains.sanitized`. `isa:gfx1201`, or another
+    gfx arch, interprets the machine code for it, and `isa:gfx1201+flush` the same with a matrix operation of that kind:
+    see `devices.isa`.
 
     The same name gives the same device. A device that could not be opened is tried again the next time.
 
@@ -44,8 +48,8 @@ def device(name: str = "auto") -> Device:
     vendor, _, index = name.partition(":")
     if vendor in GPU_VENDORS and index.isdecimal():
         name = f"{vendor}:{int(index)}"
-    elif name not in HOSTS:
-        raise InputError(f"device {name!r} is not known; required: host, hip:N, cuda:N or auto")
+    elif name not in HOSTS and name not in _interpreted(vendor):
+        raise InputError(f"device {name!r} is not known; required: host, hip:N, cuda:N or auto, or isa:ARCH")
     with _opening:  # arrays name their device object: there must not be two of one
         if name not in _opened:
             _opened[name] = _open(name)
@@ -77,8 +81,22 @@ def _in_forked_child() -> None:
 os.register_at_fork(after_in_child=_in_forked_child)
 
 
+def arch_of(name: str) -> str:
+    """The arch of a device that is no card, by the device's name alone."""
+    return name.partition(":")[2].partition("+")[0] if name.startswith(f"{ISA}:") else "host"
+
+
+def _interpreted(vendor: str) -> tuple[str, ...]:
+    """Names of the interpreter's devices, asked for where one may be meant: it is not loaded otherwise."""
+    found: tuple[str, ...] = _module(ISA).names() if vendor == ISA else ()
+    return found
+
+
 def _open(name: str) -> Device:
     vendor, _, index = name.partition(":")
+    if vendor == ISA:
+        interpreted: Device = _module(ISA).open_device(name)
+        return interpreted
     if name in HOSTS:
         from hipfire_kernels.running.devices.host import HostDevice
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from hipfire_kernels.errors import InputError
 from hipfire_kernels.running.devices.protocol import DTYPES, dtype_name
 
-CPU, CUDA, CUDA_HOST, ROCM, ROCM_HOST = 1, 2, 3, 10, 11
+CPU, CUDA, CUDA_HOST, ROCM, ROCM_HOST, EXTENSION = 1, 2, 3, 10, 11, 12
 _NAME, _VERSIONED = b"dltensor", b"dltensor_versioned"
 _NEWEST = (1, 0)
 _READ_ONLY, _COPIED = 1, 2

@@ -41,6 +41,12 @@ class GpuDevice(OfThisProcess):
 
     send_instead = "send its name, and call hipfire_kernels.device(name) there, in a process that was not forked"
 
+    survives = False
+    """Whether it is as good as before after a kernel has failed. Of a card nobody knows."""
+
+    has_time = True
+    """Whether what a launch takes says anything of the arch."""
+
     default_stream = 0
     """The driver's legacy default stream: work of this library without a stream is ordered with everything else."""
 

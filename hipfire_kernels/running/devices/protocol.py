@@ -6,7 +6,7 @@ import ctypes
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -176,6 +176,17 @@ class Device(Protocol):
             DeviceError: a launch failed.
             InputError: the stream is not one of this device.
         """
+
+
+@runtime_checkable
+class Ordered(Protocol):
+    """A device whose threads of a block run in an order that can be drawn anew.
+
+    Attributes:
+        thread_order: a seed for it; None for the usual one.
+    """
+
+    thread_order: int | None
 
 
 DTYPES: dict[str, np.dtype[Any]] = {
