@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -195,3 +197,46 @@ class TestDevice:
         got = on.to_host(hk.attend(*arrays, device=on))
         want = hk.reference.attend(q, cache, cache, positions)
         assert np.abs(got - want).max() < 1e-5
+
+
+THREADS = """
+import subprocess
+import sys
+import threading
+import numpy as np
+import hipfire_kernels as hk
+
+device, rng, wrong = hk.device("isa:gfx1201"), np.random.default_rng(0), []
+q = rng.standard_normal((4, 4, 128), np.float32)
+k, v = (hk.quantize_q8_0(rng.standard_normal((200, 2, 128), np.float32)) for _ in range(2))
+
+def work(n):
+    positions = np.arange(36 + 13 * n, 40 + 13 * n, dtype=np.int32)
+    for _ in range(3):
+        got = device.to_host(hk.attend(*(device.to_device(a) for a in (q, k, v, positions))))
+        wrong.append(float(np.abs(got - hk.reference.attend(q, k, v, positions)).max()))
+
+threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert len(wrong) == 18 and max(wrong) < 1e-5, wrong
+"""
+
+
+def test_threads_that_are_the_first_to_use_it() -> None:
+    """In a process of its own: what is made once is made by whichever of them comes first."""
+    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_fault_of_the_interpreter_is_told_by_the_next_wait() -> None:
+    queues = Queues()
+
+    def broken() -> None:
+        raise TypeError("not a pointer to the same type")
+
+    queues.enqueue(DEFAULT, broken)
+    assert queues.drain()
+    with pytest.raises(TypeError, match="not a pointer"):
+        queues.synchronize(DEFAULT)
+    queues.synchronize(DEFAULT)

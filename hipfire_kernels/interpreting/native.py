@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import tempfile
+import threading
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,30 @@ _OPTIONS = ("-x", "c", "-std=gnu17", "-Wno-unused-function", "-Wno-unused-parame
 _ENTRY = "hk_machine_run"
 
 
-@functools.cache
+_once = threading.RLock()
+"""Of two threads that ask first, `functools.cache` alone has each make its own: structs of one are no structs of the
+other."""
+
+
 def ffi() -> Any:
     """cffi with the machine's structs."""
+    with _once:
+        return _ffi()
+
+
+def machine() -> Any:
+    """The machine as a library. Compiled once for a machine and version; then it comes from the artifact cache.
+
+    Raises:
+        ToolchainUnavailable: no compiler for the host works here.
+        DeviceError: no folder lets code be loaded.
+    """
+    with _once:
+        return _machine()
+
+
+@functools.cache
+def _ffi() -> Any:
     import cffi
 
     made = cffi.FFI()
@@ -31,13 +53,7 @@ def ffi() -> Any:
 
 
 @functools.cache
-def machine() -> Any:
-    """The machine as a library. Compiled once for a machine and version; then it comes from the artifact cache.
-
-    Raises:
-        ToolchainUnavailable: no compiler for the host works here.
-        DeviceError: no folder lets code be loaded.
-    """
+def _machine() -> Any:
     host = arch("host")
     compiler, text = choose(host), table.source()
     identity = compiler.identity(host)

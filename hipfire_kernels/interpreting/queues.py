@@ -68,7 +68,7 @@ class Queues:
     _events: dict[int, Event] = field(default_factory=dict)
     _graphs: dict[int, Graph] = field(default_factory=dict)
     _todo: list[Work] = field(default_factory=list)
-    _fault: DeviceError | None = None
+    _fault: Exception | None = None
     _handles: Iterator[int] = field(default_factory=lambda: itertools.count(_FIRST_HANDLE))
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _working: bool = False
@@ -160,7 +160,7 @@ class Queues:
         try:
             if work.do is not None:
                 work.do()
-        except DeviceError as error:
+        except Exception as error:  # of the interpreter too: who waits must not take what is there for a result
             self._fault = self._fault or error
         finally:
             self._working = False
