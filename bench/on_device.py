@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from hipfire_kernels import attend, families, kv_write, quantize_q8_0
+from hipfire_kernels import attend, families, kv_write, load, quantize_q8_0
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.bench import ab_card, draft, kernels, peers
 from hipfire_kernels.checking import reference
@@ -34,6 +34,7 @@ from hipfire_kernels.checking.parity import Case, grid, inputs, run_attend, tile
 from hipfire_kernels.dispatch import AttendRequest, plan
 from hipfire_kernels.errors import DeviceError
 from hipfire_kernels.kernels.arguments import ATTEND
+from hipfire_kernels.layout import Q8_BLOCK, Q8_BYTES
 from hipfire_kernels.running.attention import check_verify, verify_plan
 from hipfire_kernels.running.devices import device as open_device
 from hipfire_kernels.running.devices.gpu import GpuDevice
@@ -183,7 +184,8 @@ def sanitize(device_name: str) -> dict[str, str]:
 
 
 def host_time(device: GpuDevice) -> dict[str, float]:
-    """Host microseconds of one plan.run (two launches), and of two bare launches of the same kernels."""
+    """Host microseconds of one plan.run (two launches), and of two bare launches of the same kernels; of a loaded
+    kernel's call, and of one bare launch."""
     case = HOST_CASE
     i = inputs(case)
     q, k, v, positions = (device.to_device(a) for a in (i.q, i.k_cache, i.v_cache, i.positions))
@@ -200,6 +202,25 @@ def host_time(device: GpuDevice) -> dict[str, float]:
     calls = {"plan_run_us": lambda: plan.run(q, k, v, positions, out), "two_launches_us": bare}
     if device.driver.vendor == "cuda":
         calls["two_cuda_bindings_launches_us"] = _bindings_call(launches)
+    return {**_host_us(device, calls), **_callable_time(device)}
+
+
+def _callable_time(device: GpuDevice) -> dict[str, float]:
+    """Host microseconds of a loaded kernel's call with five arrays, of its bound launch, and of a bare launch."""
+    rows, kv_heads, head_dim, capacity = 16, 4, 256, 64
+    new = np.ones((rows, kv_heads, head_dim), np.float32)
+    cache = (capacity, kv_heads, head_dim // Q8_BLOCK, Q8_BYTES)
+    values = {name: device.to_device(new) for name in ("k", "v")}
+    values |= {name: device.empty(cache, np.uint8) for name in ("k_cache", "v_cache")}
+    values["positions"] = device.to_device(np.arange(rows, dtype=np.int32))
+    kernel = load(families()["kv_cache_write_q8_0_batched"].variant(pair=True), device)
+    bound = kernel.bind(**values)
+    ((function, _), grid_of, threads, args, early) = bound.launch
+    calls: dict[str, Callable[[], Any]] = {
+        "callable_us": lambda: kernel(**values),
+        "bound_us": bound,
+        "one_launch_us": lambda: device.driver.launch(function, grid_of, threads, args.address, 0, early),
+    }
     return _host_us(device, calls)
 
 

@@ -496,7 +496,10 @@ def test_build_shows_the_source_that_does_not_compile(hfk: Hfk, monkeypatch: pyt
     assert re.match(r"> +\d+ \| int broken = nonsense;", marked[0])
 
 
-def test_build_without_a_compiler_is_refused(hfk: Hfk, no_compiler: None) -> None:
+def test_build_without_a_compiler_is_refused(
+    hfk: Hfk, no_compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HIPFIRE_CACHE_DIR", str(tmp_path))  # nothing was built before
     run = hfk("build", ROWS8, "--arch", "gfx1100")
     assert run.code == 3
     assert "clang: not installed" in run.err

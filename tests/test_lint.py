@@ -10,11 +10,12 @@ from types import SimpleNamespace
 import jinja2
 import pytest
 
-from hipfire_kernels import cli, families
+from hipfire_kernels import KernelFamily, cli, families
 from hipfire_kernels.archs import arch
 from hipfire_kernels.authoring import render, templates
+from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.building.toolchains.registry import choose
-from hipfire_kernels.inspecting import lint
+from hipfire_kernels.inspecting import lint, outline
 
 ROWS = "attention_flash_q8_0_rows.hip.j2"
 ROWS8 = families()["attention_flash_q8_0_rows"].variant(rows=8, head_dim=128)
@@ -39,8 +40,19 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
     return edit
 
 
-def test_the_templates_are_clean() -> None:
-    found = lint.lint([v for family in families().values() for v in family.variants()])
+def all_of(family: KernelFamily) -> list[Variant]:
+    return list(family.variants())
+
+
+def few_of(family: KernelFamily) -> list[Variant]:
+    """Which have every line between them."""
+    archs = ("gfx1100", "gfx1201", "sm_90", "host")
+    return outline.few({v: [v.source(arch) for arch in archs if v.fits(arch)] for v in family.variants()})
+
+
+@pytest.mark.parametrize("chosen", [few_of, pytest.param(all_of, marks=pytest.mark.long)])
+def test_the_templates_are_clean(chosen: Callable[[KernelFamily], list[Variant]]) -> None:
+    found = lint.lint([v for family in families().values() for v in chosen(family)])
     assert found.findings == ()
     assert found.compiled >= 3 * len(families())
     assert set(found.skipped) <= {"sm_90"}

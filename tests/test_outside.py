@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_watch import Watching
 
 import hipfire_kernels as hk
 from hipfire_kernels import InputError, KernelFamily, Lds, ParityError, Scalar, Tensor, Tolerance
@@ -92,6 +93,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an entry that is no identifier": ({"entry": lambda v: f"scale-{v.width}"}, "entry of width=64 is 'scale-64'"),
     "a grid of two numbers": ({"grid": lambda v, s: (s.rows, 1)}, r"its grid is \(1, 1\); required: three"),
     "a grid of floats": ({"grid": lambda v, s: (s.rows / 2, 1, 1)}, r"its grid is \(0.5, 1, 1\); required: three"),
+    "a whole number between fractions": (
+        {"args": lambda v: (*scale_rows().variant(width=64).args[:1], Scalar("factor", "i32", between=(0.5, 2)))},
+        "factor is i32 between 0.5 and 2; required: whole numbers",
+    ),
+    "a scalar's bounds the wrong way": (
+        {"args": lambda v: (*scale_rows().variant(width=64).args[:1], Scalar("factor", "f32", between=(2, 1)))},
+        r"factor has between=\(2, 1\); required: \(least, greatest\)",
+    ),
     "a grid of unknown names": ({"grid": lambda v, s: (s.rowz, 1, 1)}, "'rowz'.*factor, rows"),
     "LDS of another type": ({"lds": lambda v, a: (Lds("s", "half", 4),)}, "LDS array s is of 'half'"),
     "LDS twice": ({"lds": lambda v, a: (Lds("s", "float", 4),) * 2}, "two LDS arrays are named s"),
@@ -346,3 +355,39 @@ def test_a_bundle_of_the_package(installed: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "6 kernels for gfx1100, gfx1201" in done.stdout
     assert len(bundle.Bundle(tmp_path / "made").kernels) == 6
+
+
+class Copied:
+    """The package, in a folder where its templates may be edited: what `Watching` asks of a tree."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.env = root, {**os.environ, "PYTHONUNBUFFERED": "1"}
+        shutil.copytree(PACKAGE / "rowkernels", root / "rows")
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "hipfire_kernels.cli", "--families", "rows/kernels.py", *arguments]
+
+    def edit(self, file: str, old: str, new: str) -> None:
+        path = self.root / "rows" / "templates" / file
+        text = path.read_text(encoding="utf-8")
+        assert text.count(old) == 1
+        path.write_text(text.replace(old, new), encoding="utf-8")
+
+
+@pytest.fixture
+def watching(tmp_path: Path) -> Iterator[Watching]:
+    running = Watching(Copied(tmp_path), "rms_norm_f32", "--arch", "gfx1100")
+    yield running
+    running.close()
+
+
+def test_watch_on_the_package(watching: Watching) -> None:
+    assert "good     ready: 1 of the variants watched" in watching.said
+    said = watching.save("rms_norm.hip.j2", " + eps);", ");")
+    assert "FAILED   host rms_norm_f32: FAILED rms_norm_f32 rows=" in said
+    assert "NOT GOOD saved rms_norm.hip.j2" in said
+    said = watching.save("rms_norm.hip.j2", "/ (float)d);", "/ (float)d + eps);")
+    assert "good     saved rms_norm.hip.j2" in said
+    said = watching.save("elements.h", "{ return row[i]; }", "{ return row[i + 1]; }")
+    assert "behind the end of " in said
+    assert "NOT GOOD saved elements.h" in said

@@ -224,6 +224,21 @@ def test_the_worst_error_is_recorded_wherever_it_is(place: int, monkeypatch: pyt
     assert found == {"cases": TINY.parity_cases, "worst_error": 8e-6, "limit": 1e-5, "fault": ""}
 
 
+@pytest.mark.parametrize("place", [0, 3, 7])
+def test_a_limit_that_grows_is_kept_with_the_error_it_is_for(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worst case is the one nearest to its own limit; the record states both, and they agree."""
+    larger = Checked(3e-5, 4e-5)
+    cases = iter([larger if i == place else Checked(9e-7, 2e-6) for i in range(TINY.parity_cases)])
+    monkeypatch.setattr(measure, "check", lambda *_: next(cases))
+    (target,) = work.targets("host", ("rows8",), (128,), TINY)
+    found = measure.parity((target.variant,), device("host"), TINY)
+    assert (found["worst_error"], found["limit"], found["fault"]) == (3e-5, 4e-5, "")
+    whole = {**found, "route_us": 1.0, "established_us": 2.0, "ratio": 2.0, "quartiles": [1.9, 2.1]}
+    steps = [(step, whole) for step in work.steps([target], TINY)]
+    record = work._record(target, steps, device("host"), TINY)
+    assert (record.parity.worst_error, record.parity.limit, record.parity.ok) == (3e-5, 4e-5, True)
+
+
 def test_the_first_wrong_case_ends_it_and_is_the_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     errors = iter([1e-6, 2e-5, 5e-5])
     monkeypatch.setattr(measure, "check", lambda *_: Checked(next(errors), 1e-5))

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 from mutants import GQA, MUTANTS, N64, ROWS, TILE_BATCHED, Mutant, _mutated_environment
@@ -134,10 +135,21 @@ class TestTurns:
 # ---- the command ----------------------------------------------------------------------------------------------------
 
 
+class Edited(Protocol):
+    """A folder with templates: how `hfk` runs there, and how one is edited."""
+
+    root: Path
+    env: dict[str, str]
+
+    def command(self, *arguments: str) -> list[str]: ...
+
+    def edit(self, file: str, old: str, new: str) -> None: ...
+
+
 class Watching:
     """A running `hfk watch`."""
 
-    def __init__(self, tree: Tree, *arguments: str) -> None:
+    def __init__(self, tree: Edited, *arguments: str) -> None:
         self.tree = tree
         self.process = subprocess.Popen(
             tree.command("watch", *arguments), cwd=tree.root, env=tree.env, stdout=subprocess.PIPE, text=True
@@ -160,14 +172,17 @@ class Watching:
         self.tree.edit(file, old, new)
         return self.until("s\n\n")
 
+    def close(self) -> None:
+        self.limit.cancel()
+        self.process.kill()
+        self.process.wait()
+
 
 @pytest.fixture
 def watching(tmp_path: Path) -> Iterator[Watching]:
     running = Watching(Tree(tmp_path), ROWS8.entry, "--arch", "gfx1100,gfx1201", "--time", "host")
     yield running
-    running.limit.cancel()
-    running.process.kill()
-    running.process.wait()
+    running.close()
 
 
 def test_watch(watching: Watching) -> None:

@@ -19,6 +19,9 @@ C_TYPES = {
 }
 """Declared dtype to the C type in a kernel's signature. f16 and bf16 are bits: not every compiler has the types."""
 
+FLOATS = frozenset({"f32", "f16", "bf16", "f64"})
+"""The dtypes of them that hold fractions."""
+
 Dim = int | str
 """One extent of a declared shape: a number, or the name of a symbol bound by the arrays of a launch."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from hipfire_kernels.authoring.args import C_TYPES, LDS_ALIGNMENT, LDS_TYPES, Arg, Lds, Scalar, Tensor
+from hipfire_kernels.authoring.args import C_TYPES, FLOATS, LDS_ALIGNMENT, LDS_TYPES, Arg, Lds, Scalar, Tensor
 from hipfire_kernels.authoring.templates import Template
 from hipfire_kernels.errors import InputError
 
@@ -125,12 +125,22 @@ def check_args(name: str, args: Sequence[Arg]) -> None:
         if isinstance(arg, Tensor):
             _check_shape(name, arg)
             _check_align(name, arg.name, arg.align)
+        else:
+            _check_between(name, arg)
     kinds = [isinstance(arg, Scalar) for arg in args]
     if kinds != sorted(kinds):
         order = ", ".join(arg.name for arg in args)
         raise InputError(f"{name}: its arguments are {order}; required: its tensors, then its scalars")
     if not any(isinstance(arg, Tensor) and arg.writes for arg in args):
         raise InputError(f"{name}: no argument has writes=True; a kernel that writes nothing has no result")
+
+
+def _check_between(name: str, arg: Scalar) -> None:
+    low, high = arg.between
+    if not low <= high:
+        raise InputError(f"{name}: {arg.name} has between={arg.between}; required: (least, greatest)")
+    if arg.dtype not in FLOATS and (low != int(low) or high != int(high)):
+        raise InputError(f"{name}: {arg.name} is {arg.dtype} between {low:g} and {high:g}; required: whole numbers")
 
 
 def _check_shape(name: str, arg: Tensor) -> None:
@@ -169,8 +179,8 @@ def check_grid(name: str, grid: Callable[[SimpleNamespace], Any], known: Sequenc
         found = grid(SimpleNamespace(**dict.fromkeys(known, 1)))
     except AttributeError as error:
         raise InputError(
-            f"{name}: its grid does not work out: {error}. It may use the symbols of shapes, scalars and extents: "
-            f"{', '.join(known)}"
+            f"{name}: its grid uses {error.name!r}, which nobody gives; it may use the symbols of shapes, scalars and "
+            f"extents: {', '.join(known)}"
         ) from error
     except ArithmeticError:  # one that needs larger extents
         return

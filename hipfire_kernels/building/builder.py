@@ -18,7 +18,7 @@ from hipfire_kernels.building.cache import ArtifactCache, Entry, artifact_key, d
 from hipfire_kernels.building.cubin import read_cubin
 from hipfire_kernels.building.resources import FIELDS, Resources, read_resources
 from hipfire_kernels.building.toolchains import Toolchain, host
-from hipfire_kernels.building.toolchains.registry import choose
+from hipfire_kernels.building.toolchains.registry import choose, toolchains
 from hipfire_kernels.errors import ToolchainUnavailable
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ def build(
     Raises:
         InputError: the arch is unknown, or the toolchain does not build for it.
         RenderError: the kernel does not fit the arch.
-        ToolchainUnavailable: no compiler can work here.
+        ToolchainUnavailable: no compiler can work here, and none made an artifact of this source that the cache has.
         CompileError: the compiler refused the source.
     """
     target = lookup(arch)
@@ -107,28 +107,53 @@ def build(
         found = bundled.find(variant.entry, target.name, source, host.machine)
         if found is not None:
             return _from_bundle(*found, source)
+    store = default_cache() if cache is None else cache
     try:
         compiler = choose(target, toolchain)
     except ToolchainUnavailable as error:
+        kept = _kept(variant, target, source, store) if toolchain is None else None
+        if kept is not None:
+            log.info("no compiler for %s here: %s is what %s made of it", target.name, variant.entry, kept.compiler)
+            return _artifact(kept, source, cached=True)
         if bundled is None:
             raise
         why = bundled.missing(variant.entry, target.name, source, host.machine)
         raise ToolchainUnavailable(f"{why}\n{error}") from None
     identity = compiler.identity(target)
     key = _key(variant, target, compiler, identity, source)
-    store = default_cache() if cache is None else cache
     make = functools.partial(_compile, variant, target, compiler, identity, source, key)
     entry, cached = store.get_or_build(key, target.name, make)
+    return _artifact(entry, source, cached=cached)
+
+
+def _kept(variant: Buildable, target: Arch, source: str, store: ArtifactCache) -> Entry | None:
+    """What a compiler that is here no more made of this very source, the latest; None where it made nothing.
+
+    An entry's key, computed anew with the compiler that it names, says that all else is the same too. Code for the host
+    is for one kind of CPU, which the compiler's identity ends with.
+    """
+    legal = {one.name: one for one in toolchains() if one.targets(target)}
+    found = [
+        entry
+        for entry in store.entries(variant.entry, target.name)
+        if entry.toolchain in legal
+        and entry.key == _key(variant, target, legal[entry.toolchain], entry.compiler, source)
+        and (target.dialect != "host" or entry.compiler.endswith(host.machine()))
+    ]
+    return max(found, key=lambda entry: entry.created, default=None)
+
+
+def _artifact(entry: Entry, source: str, *, cached: bool) -> Artifact:
     return Artifact(
         code=entry.code,
         resources=Resources.from_dict(entry.resources),
         log=entry.log,
-        key=key,
+        key=entry.key,
         cached=cached,
-        arch=target.name,
+        arch=entry.arch,
         toolchain=entry.toolchain,
         compiler=entry.compiler,
-        entry=variant.entry,
+        entry=entry.entry,
         source=source,
         listing=entry.listing,
     )

@@ -30,6 +30,16 @@ def frames(code: bytes, address: int) -> tuple[Place, ...]:
     return ()
 
 
+def near(code: bytes, address: int) -> Place | None:
+    """The line of the closest instruction ahead of one that the compiler made of no line in particular, say of two
+    loads at once; None where there is none."""
+    with _reading:
+        for unit in _units(code):
+            if unit.line(address) is not None:
+                return unit.line_before(address)
+    return None
+
+
 _reading = threading.Lock()  # a file that is read has one position
 
 
@@ -68,6 +78,17 @@ class _Unit:
                 return self._place(before.file, before.line)
             before = None if state.end_sequence else state
         return None
+
+    def line_before(self, address: int) -> Place | None:
+        found = None
+        for entry in self._program.get_entries():
+            state = entry.state
+            if state is None or state.end_sequence:
+                continue
+            if state.address > address:
+                break
+            found = self._place(state.file, state.line) if state.line else found
+        return found
 
     def calls(self, address: int) -> list[Place]:
         """Where the function that the instruction belongs to was inlined, and where that one was, inside out."""

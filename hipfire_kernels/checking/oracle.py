@@ -138,7 +138,7 @@ def parity(variant: Variant, device: Device | str = "host", *, quick: bool = Fal
         checked = check(variant, case, on)
         found = Finding(case, checked.error, checked.limit, checked.fault)
         if not found.ok:
-            raise ParityError(found.line(f"{variant.name} {case.describe()}"), found)
+            raise ParityError(checked.describe(), found)
         if worst is None or found.share > worst.share:
             worst = found
     if worst is None:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.checking import reference, spoil
 from hipfire_kernels.checking.numbers import F32_MAX, excused, largest_of, misfit, reach, worst_row
-from hipfire_kernels.checking.result import Checked
+from hipfire_kernels.checking.result import Checked, named
 from hipfire_kernels.errors import InputError
 from hipfire_kernels.kernels import families
 from hipfire_kernels.layout import Q8_BLOCK, Q8_MAX, TILE, kv_cache_shape, partials_shape, tiles
@@ -91,7 +91,7 @@ class Result(Checked):
 
     def describe(self) -> str:
         """One line; for a failure with what it takes to run it again."""
-        return self.line(f"{self.variant.name} {self.case.describe()}")
+        return self.line(named(self.variant.name, self.case))
 
 
 def grid(variant: Variant, *, rows: Sequence[int] = ROWS, contexts: Sequence[int] = CONTEXTS) -> Iterator[Case]:

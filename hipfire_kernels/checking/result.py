@@ -40,6 +40,12 @@ class Checked(ABC):
         return f"{verdict} {what}: error {self.error:.3g} (limit {self.limit:g}) {self.fault}".rstrip()
 
 
+def named(variant: str, case: Any) -> str:
+    """Variant and case in words; a drawn case names its variant itself."""
+    said: str = case.describe()
+    return said if hasattr(case, "variant") else f"{variant} {said}"
+
+
 @dataclass(frozen=True)
 class Finding(Checked):
     """What a check of a drawn case found: the error of the worst row in the unit of the tolerance, and what else is

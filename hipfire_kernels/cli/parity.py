@@ -107,6 +107,8 @@ def _survey_all(variants: list[Variant], device: Device, quick: bool) -> list[Re
 
 def survey(variant: Variant, cases: Iterable[Any], device: Device) -> Report:
     """Check a variant on cases. One that the device breaks off, say by a deadlock, ends the survey."""
+    from hipfire_kernels.checking.result import named
+
     report = Report(variant)
     began = time.perf_counter()
     for case in cases:
@@ -115,7 +117,7 @@ def survey(variant: Variant, cases: Iterable[Any], device: Device) -> Report:
             _check(report, case, device)
         except DeviceError as error:
             report.worst = float("inf")
-            report.failures.append(f"FAILED {variant.name} {case.describe()}: {error}")
+            report.failures.append(f"FAILED {named(variant.name, case)}: {error}")
             break
     report.seconds = time.perf_counter() - began
     return report
@@ -131,7 +133,7 @@ def _check(report: Report, case: Any, device: Device) -> None:
     report.worst = max(report.worst, result.error)
     report.limit = result.limit
     if not result.ok:
-        report.failures.append(result.line(f"{variant.name} {case.describe()}"))
+        report.failures.append(result.describe())
     if variant.family.name == "attention_flash_q8_0_rows":
         got, _ = run_attend(variant, case, device)
         want, _ = run_attend(tile_twin(variant), case, device)

@@ -20,9 +20,14 @@ from hipfire_kernels.running.devices.protocol import Device, Launch
 
 
 class BoundKernel:
-    """A kernel with its arguments; made by `LoadedKernel.bind`."""
+    """A kernel with its arguments; made by `LoadedKernel.bind`.
+
+    Attributes:
+        launch: what is launched.
+    """
 
     def __init__(self, device: Device, launch: Launch, held: tuple[Any, ...]) -> None:
+        self.launch = launch
         self._device, self._launches, self._held = device, (launch,), held
         self._empty = 0 in launch.grid
 

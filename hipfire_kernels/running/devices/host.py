@@ -14,7 +14,7 @@ import math
 import os
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -402,12 +402,19 @@ class Failure:
                 "of, Tensor(align=...), or name a smaller one: load_vec<COUNT, ALIGN>, store_vec<ALIGN>"
             )
         if self.fault is not None:
-            frames = () if self.instruction is None else lines.frames(artifact.code, self.instruction)
-            return self.fault.error(at, self.thread, [quoted(one) for one in frames])
+            return self.fault.error(at, self.thread, self._lines(artifact.code, quoted))
         if self.code >= sanitized.FIRST_CODE:
             fault = list(sanitized.FAULTS.values())[self.code - sanitized.FIRST_CODE]
             return UndefinedBehaviour(f"{at}: {fault}, at {here}, column {self.other.line}")
         return DeviceError(f"{at}: the host runtime returned {self.code}")
+
+    def _lines(self, code: bytes, quoted: Callable[[Place], str]) -> list[str]:
+        """The lines of the instruction, inside out."""
+        if self.instruction is None:
+            return []
+        found = [quoted(one) for one in lines.frames(code, self.instruction)]
+        close = None if found else lines.near(code, self.instruction)
+        return found if close is None else [f"or near {quoted(close)}"]
 
 
 def _run(kernel: HostKernel, launch: Any, threads: int, part: memory_check.Part) -> Failure | None:

@@ -189,7 +189,7 @@ class Check:
             return MemoryFault(f"{at}: reads {what}; {spoiled}", array=array.name, index=element)
         what = what.replace(f"[{element}]", f"[{read.index}]")
         return MemoryFault(
-            f"{at}, thread {read.thread}: reads {what}, at {read.place}; {spoiled}",
+            f"{at}, thread {read.thread}: reads {what}{f', at {read.place}' if read.place else ''}; {spoiled}",
             **{name: getattr(read, name) for name in ("array", "index", "thread", "place")},
         )
 
