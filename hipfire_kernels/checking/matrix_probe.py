@@ -63,6 +63,13 @@ _TILE = np.arange(64 * 64).astype(np.float16).reshape(64, 64)
 _FLOATS = (np.random.default_rng(3).standard_normal(128) * 10.0 ** np.linspace(-3, 4, 128)).astype(np.float32)
 
 
+def used_by(family: KernelFamily) -> bool:
+    """Whether a family's template has the matrix vocabulary."""
+    path = family.origin.path
+    text = family.body or (path.read_text(encoding="utf-8") if path is not None else "")
+    return "include matrix" in text or "matrix_softmax.h" in text
+
+
 def lane_maps(device: Device) -> dict[str, Array]:
     """The lane maps by name, see `MAPS`."""
     nothing = np.zeros((1, 32, 8), np.int32)
@@ -99,6 +106,10 @@ def _multiply(device: Device, maps: dict[str, Array], a: Array, b: Array, c: Arr
     dealt = np.zeros((len(a), 32, 8)) if c is None else c[:, maps["acc_row"][:, :8], maps["acc_col"][:, :8]]
     a_words, b_words = _words(a, maps["a_row"], maps["a_k"]), _words(b, maps["b_k"], maps["b_col"])
     return _launch(device, a_words, b_words, dealt)["d"]
+
+
+multiply = _multiply
+"""The same, for who asks other questions than `probe`: of the second axis, 0 is a b + c dealt out as an Acc."""
 
 
 def _accumulators(device: Device, maps: dict[str, Array]) -> list[str]:
