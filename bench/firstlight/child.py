@@ -15,6 +15,7 @@ from pathlib import Path
 
 from hipfire_kernels.bench.firstlight import steps
 from hipfire_kernels.bench.firstlight.steps import ALIVE, Job, Outcome
+from hipfire_kernels.building.processes import end_with_parent
 from hipfire_kernels.dispatch import runfolder
 from hipfire_kernels.dispatch.runfolder import FAILED, Folder, Result
 from hipfire_kernels.errors import HipfireError
@@ -32,6 +33,7 @@ def work(job: Job) -> Outcome:
 
 def main(path: str, name: str) -> int:
     """Run a step, and keep what comes of it. 1 where it is not as it should be."""
+    end_with_parent()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a kernel or a driver prints must not end up among the answers
 

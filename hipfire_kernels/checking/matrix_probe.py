@@ -9,6 +9,7 @@ so the probe finds rows, columns and the agreement of A with B. The order on gfx
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -59,15 +60,18 @@ PROBE = KernelFamily(
     tolerance=Tolerance(0),
 )
 
+_ANY = "gfx1100"
+"""An arch to render for: all have the same vocabulary."""
+
 _TILE = np.arange(64 * 64).astype(np.float16).reshape(64, 64)
 _FLOATS = (np.random.default_rng(3).standard_normal(128) * 10.0 ** np.linspace(-3, 4, 128)).astype(np.float32)
 
 
+@functools.cache
 def used_by(family: KernelFamily) -> bool:
-    """Whether a family's template has the matrix vocabulary."""
-    path = family.origin.path
-    text = family.body or (path.read_text(encoding="utf-8") if path is not None else "")
-    return "include matrix" in text or "matrix_softmax.h" in text
+    """Whether a family's kernels have the matrix vocabulary, which headers that they include may bring."""
+    variant = next((v for v in family.variants() if v.fits(_ANY)), None)
+    return variant is not None and "FragA" in variant.source(_ANY)
 
 
 def lane_maps(device: Device) -> dict[str, Array]:
