@@ -213,6 +213,11 @@ class Folder:
         """SHA-256 of what came of a step, as it lies here."""
         return hashlib.sha256(self._file(step, "json").read_bytes()).hexdigest()
 
+    def evidence_digest(self) -> str:
+        """SHA-256 of the records that the card has earned; empty where it has none."""
+        file = self.path / EVIDENCE
+        return hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else ""
+
     # -- of all --
 
     def summarize(self, document: Mapping[str, Any]) -> None:

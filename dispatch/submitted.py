@@ -30,7 +30,7 @@ class Submitted:
         kind, arch, name: of the device, as it said.
         states: of each step, its state.
         records: that its card has earned; what they say of themselves is not yet believed.
-        changed: steps whose files are not those that the summary was made of.
+        changed: steps, and files, that are not those that the summary was made of.
     """
 
     asked: Asked
@@ -57,6 +57,8 @@ def read(path: Path) -> Submitted:
     digests = dict(_digests(summary.get("steps"), str(file)))
     results = {step: folder.result(step) for step in digests}
     changed = tuple(step for step, was in digests.items() if results[step] is None or folder.digest(step) != was)
+    if summary.get("evidence") != folder.evidence_digest():
+        changed = (*changed, runfolder.EVIDENCE)
     machine = results.get(runfolder.MACHINE)
     device = machine.facts.get("device", {}) if machine is not None else {}
     if not isinstance(device, dict):
@@ -98,7 +100,7 @@ def refusals(found: Submitted, *, not_a_card: bool = False) -> list[str]:
     if found.asked.few:
         said.append("it is a run of few variants and cases; required: a run without --few")
     if found.changed:
-        said.append(f"the summary is of other files than those that are there of {', '.join(found.changed)}")
+        said.append(f"the summary was made of others than lie here, of {', '.join(found.changed)}; send all of a run")
     said += _missing(found)
     if not found.records and found.states.get(runfolder.QUALIFY) == PASSED:
         said.append(f"{runfolder.EVIDENCE} is not there, or has no record")

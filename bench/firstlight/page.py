@@ -31,7 +31,7 @@ def page(summary: dict[str, Any], done: Sequence[tuple[Step, Result]], left: Seq
     environment = Environment(undefined=StrictUndefined, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(template.read_text(encoding="utf-8")).render(
         summary=summary,
-        device=summary["device"],
+        device={"name": "", "arch": "", "kind": "", **summary["device"]},
         counts=_counts(done),
         wrong=[(step, result) for step, result in done if result.state not in (*GOOD, SKIPPED)],
         steps=[(step, result, _TONES.get(result.state, "bad"), _figures(result)) for step, result in done],

@@ -164,6 +164,7 @@ class Runner:
             "asked": dataclasses.asdict(self._asked),
             "device": machine.get("device", {}),
             "written": runfolder.now(),
+            "evidence": self._folder.evidence_digest(),
             "complete": len(done) == len(self.plan),
             "good": all(result.state in GOOD for _, result in done),
             "steps": [
