@@ -416,7 +416,7 @@ def test_beside_the_interpreter(wrong: bool, tmp_path: Path, standin: dict[str, 
     assert code == int(wrong), said
     assert found["interpreter"].state == (FAILED if wrong else PASSED)
     if wrong:
-        assert "has other bits than the interpreter's, and must have the same" in said
+        assert "other bits than the interpreter's, and must have the same" in said
 
 
 def test_killed_for_good(tmp_path: Path, standin: dict[str, str]) -> None:

@@ -20,7 +20,7 @@ from hipfire_kernels.checking.oracle import check, oracle_of
 from hipfire_kernels.checking.result import named
 from hipfire_kernels.dispatch import runfolder
 from hipfire_kernels.dispatch.runfolder import ABSENT, FAILED, PASSED
-from hipfire_kernels.errors import DeviceError
+from hipfire_kernels.errors import DeviceError, ToolchainError
 from hipfire_kernels.running.devices.gpu import GpuDevice
 from hipfire_kernels.running.devices.protocol import Launch
 from hipfire_kernels.running.preparing import prepare
@@ -95,26 +95,41 @@ class Canaries:
 
 def canaries(job: Job) -> Outcome:
     """One case or a few of each family with every array between canaries."""
-    on, faults, ran, left = job.device, [], 0, []
+    faults: list[str] = []
+    ran, left = 0, []
     for family in job.asked.families:
-        for variant in steps.variants(family, on.arch.name, few=True):
+        for variant in steps.variants(family, job.device.arch.name, few=True):
             if used_by(variant.family) and not job.passed(runfolder.MATRIX):
-                left.append(family)
+                left.append(f"{family} is left out: the matrix unit is not as it should be")
                 continue
-            job.say(f"building {variant.entry}")
-            prepare(variant, on)
-            for case in itertools.islice(oracle_of(variant).glance(variant), FEW_CASES):
-                job.note(begins=named(variant.name, case))
-                job.say(named(variant.name, case))
-                with Canaries(on) as held:
-                    result = check(variant, case, on)
-                    held.look()
-                ran += 1
-                said = [*held.faults, *([result.fault] if "outside" in result.fault else [])]
-                faults += [f"{named(variant.name, case)}: {text}" for text in said]
-    found = faults or [f"{ran} cases: no kernel has written beside an array, or into what it reads"]
-    found += [f"{family} was left out: the matrix unit is not as it should be" for family in left]
-    return Outcome(FAILED if faults else PASSED, found[:MOST_SAID])
+            cases, wrong = _watched(job, variant)
+            ran, faults = ran + cases, faults + wrong
+    found = faults[:MOST_SAID] or [f"{ran} cases: no kernel has written beside an array, or into what it reads"]
+    return Outcome(FAILED if faults else PASSED, found + left)
+
+
+def _watched(job: Job, variant: Variant) -> tuple[int, list[str]]:
+    """A few cases of a variant between canaries: how many, and what was found. Whether results are right is not asked.
+
+    Raises:
+        DeviceError: the device may do no work any more.
+    """
+    on, faults, ran = job.device, [], 0
+    job.say(f"building {variant.entry}")
+    try:
+        prepare(variant, on)
+    except ToolchainError as error:
+        return 0, [f"{variant.entry} cannot be built: {error}"]
+    for case in itertools.islice(oracle_of(variant).glance(variant), FEW_CASES):
+        job.note(begins=named(variant.name, case))
+        job.say(named(variant.name, case))
+        with Canaries(on) as held:
+            result = check(variant, case, on)
+            held.look()
+        ran += 1
+        said = [*held.faults, *([result.fault] if "outside" in result.fault else [])]
+        faults += [f"{named(variant.name, case)}: {text}" for text in said]
+    return ran, faults
 
 
 # ---- parity ---------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from hipfire_kernels.checking.oracle import check, oracle_of
 from hipfire_kernels.checking.result import named
 from hipfire_kernels.dispatch import runfolder
 from hipfire_kernels.dispatch.runfolder import ABSENT, FAILED, PASSED
-from hipfire_kernels.errors import ToolchainUnavailable
+from hipfire_kernels.errors import ToolchainError, ToolchainUnavailable
 from hipfire_kernels.kernels import families
 from hipfire_kernels.kernels.arguments import QUANTIZE
 from hipfire_kernels.running.devices import ISA
@@ -50,18 +50,24 @@ def interpreter(job: Job) -> Outcome:
     assert isinstance(other, GpuDevice)
     other.multiprocessors = card.multiprocessors  # what work is split over: other splits are other sums
     job.say("the trivial kernel")
-    wrong = [] if np.array_equal(early.run_trivial(card)[0], early.run_trivial(other)[0]) else ["the trivial kernel"]
+    wrong = [] if np.array_equal(early.run_trivial(card)[0], early.run_trivial(other)[0]) else [_bits("its result")]
     facts: dict[str, Any] = {"families": {}}
-    if job.passed(runfolder.MATRIX) and early.has_matrix(card.arch):
+    with_matrix = job.passed(runfolder.MATRIX) and early.has_matrix(card.arch)
+    if with_matrix:
         wrong += _matrix(job, card, other, found, facts)
     for family in job.asked.families:
-        if used_by(given := families()[family]) and not job.passed(runfolder.MATRIX):
+        if used_by(families()[family]) and not with_matrix:
+            found.append(f"{family} is left out: the matrix unit is not as it should be")
             continue
-        exact = given.oracle == QUANTIZE
         for variant in steps.variants(family, card.arch.name, few=True):
-            wrong += _family(job, variant, (card, other), exact, found, facts)
-    said = [f"{what} has other bits than the interpreter's, and must have the same" for what in wrong]
-    return Outcome(FAILED if wrong else PASSED, [*said, *found], facts)
+            wrong += _family(job, variant, (card, other), found, facts)
+    equal = sum(one["equal"] for one in facts["families"].values())
+    found.insert(0, f"the same code objects on both: {equal} of {len(facts['families'])} cases have the same bits")
+    return Outcome(FAILED if wrong else PASSED, [*wrong, *found], facts)
+
+
+def _bits(what: str) -> str:
+    return f"{what}: other bits than the interpreter's, and must have the same"
 
 
 def _matrix(job: Job, card: GpuDevice, other: GpuDevice, found: list[str], facts: dict[str, Any]) -> list[str]:
@@ -76,29 +82,34 @@ def _matrix(job: Job, card: GpuDevice, other: GpuDevice, found: list[str], facts
     facts["arithmetic"] = {"card": told[0], "interpreter": told[1]}
     found += [f"{asked}: the card {told[0][asked]}, the interpreter {told[1][asked]}" for asked in told[0]
               if told[0][asked] != told[1][asked]]  # fmt: skip
-    return [] if _equal(*read) else ["the matrix probe"]
+    return [] if _equal(*read) else [_bits("the matrix probe")]
 
 
 def _family(
-    job: Job, variant: Variant, devices: tuple[GpuDevice, GpuDevice], exact: bool, found: list[str],
-    facts: dict[str, Any],
-) -> list[str]:  # fmt: skip
-    """A case of a variant on both: the bits that must be equal and are not; otherwise how far they are apart."""
+    job: Job, variant: Variant, devices: tuple[GpuDevice, GpuDevice], found: list[str], facts: dict[str, Any]
+) -> list[str]:
+    """A case of a variant on both: what is wrong; otherwise how far they are apart is told."""
     (case,) = itertools.islice(oracle_of(variant).glance(variant), 1)
-    job.note(begins=named(variant.name, case))
+    what, exact = named(variant.name, case), variant.family.oracle == QUANTIZE
+    job.note(begins=what)
     read: list[Arrays] = []
-    for on in devices:
-        job.say(f"{named(variant.name, case)} on {on.name}")
-        with checks.recorded(on) as seen:
-            result = check(variant, case, on)
-        read.append(seen)
-        if not result.ok:
-            found.append(f"on {on.name}: {result.describe()}")
+    wrong = []
+    try:
+        for on in devices:
+            job.say(f"{what} on {on.name}")
+            with checks.recorded(on) as seen:
+                result = check(variant, case, on)
+            read.append(seen)
+            wrong += [] if result.ok else [f"on {on.name}: {result.describe()}"]
+    except ToolchainError as error:
+        return [f"{what} cannot be built: {error}"]
     equal, apart = _equal(*read), _apart(*read)
     facts["families"][variant.entry] = {"case": case.describe(), "equal": equal, "apart": apart, "exact": exact}
-    if not equal and not exact:
-        found.append(f"{named(variant.name, case)}: {apart:.1e} apart, of the largest number")
-    return [named(variant.name, case)] if exact and not equal else []
+    if exact and not equal:
+        wrong.append(_bits(what))
+    elif not equal:
+        found.append(f"{what}: {apart:.1e} apart, of the largest number")
+    return wrong
 
 
 def _equal(one: Arrays, other: Arrays) -> bool:

@@ -133,10 +133,10 @@ def plan(asked: Asked) -> list[Step]:
         Step("interpreter", "the card against the interpreter, bit for bit", "compared:interpreter",
              (runfolder.KERNEL,), 600.0),
     ]  # fmt: skip
+    held = "a few cases of the grid of" if asked.few else "the full grid of"
     found += [_family_step(runfolder.quick(name), "quick parity of", name, asked) for name in asked.families]
     found += [
-        _family_step(runfolder.grid(name), "the full grid of", name, asked, (runfolder.quick(name),))
-        for name in asked.families
+        _family_step(runfolder.grid(name), held, name, asked, (runfolder.quick(name),)) for name in asked.families
     ]
     established = tuple(runfolder.grid(name) for name in (TILE, REDUCE) if name in asked.families)
     timed = (runfolder.KERNEL, *established)

@@ -10,7 +10,7 @@ from hipfire_kernels.dispatch import measure, runfolder
 from hipfire_kernels.dispatch import qualify as work
 from hipfire_kernels.dispatch.qualify import Target
 from hipfire_kernels.dispatch.routes import route
-from hipfire_kernels.dispatch.runfolder import ABSENT, FAILED, PASSED
+from hipfire_kernels.dispatch.runfolder import ABSENT, CARD, FAILED, PASSED
 from hipfire_kernels.running.devices import ISA
 from hipfire_kernels.running.devices.gpu import GpuDevice
 from hipfire_kernels.running.timing import Stopwatch
@@ -28,6 +28,13 @@ def _no_times(job: Job) -> list[str]:
             f"no times here: {job.device.name} interprets machine code, and is no measure of how fast a card runs it"
         ]
     return []
+
+
+def _warned(job: Job) -> list[str]:
+    """What stands above times that are no card's."""
+    machine = job.folder.result(runfolder.MACHINE)
+    kind = machine.facts.get("device", {}).get("kind") if machine is not None else ""
+    return [] if kind == CARD else [f"these are times of a {kind or 'device that is not known'}, and say nothing"]
 
 
 def _few(job: Job) -> None:
@@ -64,7 +71,7 @@ def qualify(job: Job) -> Outcome:
         for r in records
     ]
     wrong = any(not r.parity.ok for r in records)
-    return Outcome(FAILED if wrong else PASSED, said + found, {"records": len(records)})
+    return Outcome(FAILED if wrong else PASSED, _warned(job) + said + found, {"records": len(records)})
 
 
 def _families(target: Target) -> set[str]:
@@ -82,7 +89,7 @@ def bench(job: Job) -> Outcome:
     on = job.device
     names = [name for name in kernels.ROUTES if _right(job, {route(name).family})]
     rows = _table(job, on, names)
-    found = [kernels.describe(row) for row in rows]
+    found = _warned(job) + [kernels.describe(row) for row in rows]
     found += [f"{name} is left out: its kernels are not right, or were not looked at" for name in kernels.ROUTES
               if name not in names]  # fmt: skip
     return Outcome(PASSED, found, {"rows": rows})

@@ -119,4 +119,5 @@ def _end(runner: Runner, stopped: str, folder: Path) -> None:
 def _told(step: Step, result: Result, known: bool) -> str:
     """What became of a step, and what was found."""
     before = " (from before)" if known else f" ({result.seconds:.1f} s)"
-    return "\n".join([f"{step.name}: {result.state}{before}", *(f"    {line}" for line in result.found)])
+    found = (line.replace("\n", "\n    ") for line in result.found)
+    return "\n    ".join([f"{step.name}: {result.state}{before}", *found])
