@@ -209,6 +209,15 @@ class Folder:
                 found.append(json.loads(line))
         return [entry for entry in found if isinstance(entry, dict)]
 
+    def brought_down(self, step: str) -> str:
+        """The family whose kernel a step was at work on when it hung, crashed or took the machine with it; empty where
+        it did not, or nobody knows."""
+        found = self.result(step)
+        if found is None or found.state not in (HUNG, CRASHED, LOST):
+            return ""
+        begun = [note for note in self.notes(step) if "begins" in note]
+        return str(begun[-1].get("family", "")) if begun else ""
+
     def digest(self, step: str) -> str:
         """SHA-256 of what came of a step, as it lies here."""
         return hashlib.sha256(self._file(step, "json").read_bytes()).hexdigest()

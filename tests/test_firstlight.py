@@ -213,7 +213,29 @@ def test_a_reset_of_the_machine_is_told_from_a_kill(folder: Folder, monkeypatch:
     found = folder.result("memory")
     assert found is not None
     assert "the machine was started anew while it ran" in found.found[0]
-    assert found.found[1] == "at work on 64 bytes; 0 others were finished"
+    assert found.found[1] == "at work on 64 bytes"
+
+
+def test_a_kernel_that_has_brought_down_a_step_is_not_run_by_the_next(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time it runs may cost a reset."""
+    Children(folder, monkeypatch, canaries=Ended(HUNG, "no sign of life for 5 s", "x"))
+    folder.note("canaries", {"begins": "a case", "family": REDUCE})
+    quiet(folder).run()
+    found = states(folder)
+    assert found[f"quick-{REDUCE}"] == found[f"grid-{REDUCE}"] == found[f"quick-{TILE}"] == SKIPPED
+    assert found[f"quick-{KV}"] == PASSED
+    job = steps.Job(steps.ALIVE, folder.asked(), folder, lambda what: None)
+    assert job.left_out(REDUCE) == f"{REDUCE} is left out: a kernel of it has brought down step canaries"
+    assert job.left_out(KV) == ""
+    children = Children(folder, monkeypatch)
+    quiet(folder).run(again=[f"quick-{REDUCE}"])
+    assert f"quick-{REDUCE}" in children.started
+    assert "canaries" not in children.started
+    children.started.clear()
+    quiet(folder).run(again=["canaries"])
+    assert set(states(folder).values()) == {PASSED}
 
 
 def test_ctrl_c_leaves_no_mark(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,7 +406,7 @@ def test_a_kernel_that_hangs(tmp_path: Path, standin: dict[str, str]) -> None:
     hung = found[f"quick-{KV}"]
     assert hung.state == HUNG
     assert hung.found[0].startswith("no sign of life for 6 s; the last it said: ")
-    assert hung.found[1] == "at work on kv_cache_write_q8_0_pair_batched; 0 others were finished"
+    assert hung.found[1] == "at work on kv_cache_write_q8_0_pair_batched"
     assert found[f"quick-{REDUCE}"].state == PASSED, said  # the card works on
     # Mended, and asked for again.
     code, found, said = on_standin(tmp_path, standin, f"quick-{KV}", EARLY, "--again", f"quick-{KV}")

@@ -15,7 +15,6 @@ from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.authoring.render import source_digest
 from hipfire_kernels.bench.firstlight import steps
 from hipfire_kernels.bench.firstlight.steps import Job, Outcome
-from hipfire_kernels.checking.matrix_probe import used_by
 from hipfire_kernels.checking.oracle import check, oracle_of
 from hipfire_kernels.checking.result import named
 from hipfire_kernels.dispatch import runfolder
@@ -96,12 +95,13 @@ class Canaries:
 def canaries(job: Job) -> Outcome:
     """One case or a few of each family with every array between canaries."""
     faults: list[str] = []
-    ran, left = 0, []
+    left: list[str] = []
+    ran = 0
     for family in job.asked.families:
+        if why := job.left_out(family):
+            left.append(why)
+            continue
         for variant in steps.variants(family, job.device.arch.name, few=True):
-            if used_by(variant.family) and not job.passed(runfolder.MATRIX):
-                left.append(f"{family} is left out: the matrix unit is not as it should be")
-                continue
             cases, wrong = _watched(job, variant)
             ran, faults = ran + cases, faults + wrong
     found = faults[:MOST_SAID] or [f"{ran} cases: no kernel has written beside an array, or into what it reads"]
@@ -121,8 +121,7 @@ def _watched(job: Job, variant: Variant) -> tuple[int, list[str]]:
     except ToolchainError as error:
         return 0, [f"{variant.entry} cannot be built: {error}"]
     for case in itertools.islice(oracle_of(variant).glance(variant), FEW_CASES):
-        job.note(begins=named(variant.name, case))
-        job.say(named(variant.name, case))
+        job.begins(named(variant.name, case), variant)
         with Canaries(on) as held:
             result = check(variant, case, on)
             held.look()
@@ -151,10 +150,10 @@ def parity(job: Job) -> Outcome:
     failed = [line for one in held for line in one["failed"]]
     cases = sum(one["cases"] for one in held)
     worst = max(held, key=lambda one: one["share"])
-    found = [f"{len(failed)} of {cases} cases are wrong", *failed[:MOST_SAID]] if failed else [
-        f"{len(held)} variants, {cases} cases, all right; the worst is at {worst['share']:.0%} of its limit "
-        f"({worst['variant']})"
-    ]  # fmt: skip
+    found = [f"{len(failed)} of {counted(cases, 'case')} are wrong", *failed[:MOST_SAID]]
+    if not failed:
+        ran = f"{counted(len(held), 'variant')}, {counted(cases, 'case')}"
+        found = [f"{ran}, all right; the worst is at {worst['share']:.0%} of its limit ({worst['variant']})"]
     return Outcome(FAILED if failed else PASSED, found, {"variants": held})
 
 
@@ -168,8 +167,7 @@ def _cases(job: Job, variant: Variant, small: bool) -> Iterator[Any]:
 def _held(job: Job, variant: Variant, small: bool) -> dict[str, Any]:
     """What the cases of a variant give. One that breaks the device ends the step: the mark says which it was."""
     on = job.device
-    job.note(begins=variant.entry)
-    job.say(f"building {variant.entry}")
+    job.begins(variant.entry, variant)
     prepare(variant, on)
     cases, share, worst, failed = 0, 0.0, 0.0, []
     for case in _cases(job, variant, small):
@@ -194,6 +192,11 @@ def _held(job: Job, variant: Variant, small: bool) -> dict[str, Any]:
         "share": share,
         "failed": failed,
     }
+
+
+def counted(n: int, what: str) -> str:
+    """So many of something, in words."""
+    return f"{n} {what}{'' if n == 1 else 's'}"
 
 
 @contextlib.contextmanager

@@ -18,13 +18,12 @@ from hipfire_kernels.bench.firstlight import checks, early, steps
 from hipfire_kernels.bench.firstlight.steps import Job, Outcome
 from hipfire_kernels.building.toolchains.registry import choose
 from hipfire_kernels.checking.matrix_arithmetic import arithmetic
-from hipfire_kernels.checking.matrix_probe import probe, used_by
+from hipfire_kernels.checking.matrix_probe import probe
 from hipfire_kernels.checking.oracle import check, oracle_of
 from hipfire_kernels.checking.result import named
 from hipfire_kernels.dispatch import runfolder
 from hipfire_kernels.dispatch.runfolder import ABSENT, FAILED, PASSED
 from hipfire_kernels.errors import ToolchainError, ToolchainUnavailable
-from hipfire_kernels.kernels import families
 from hipfire_kernels.kernels.arguments import QUANTIZE
 from hipfire_kernels.running.devices import ISA
 from hipfire_kernels.running.devices import device as open_device
@@ -52,12 +51,11 @@ def interpreter(job: Job) -> Outcome:
     job.say("the trivial kernel")
     wrong = [] if np.array_equal(early.run_trivial(card)[0], early.run_trivial(other)[0]) else [_bits("its result")]
     facts: dict[str, Any] = {"families": {}}
-    with_matrix = job.passed(runfolder.MATRIX) and early.has_matrix(card.arch)
-    if with_matrix:
+    if job.passed(runfolder.MATRIX):
         wrong += _matrix(job, card, other, found, facts)
     for family in job.asked.families:
-        if used_by(families()[family]) and not with_matrix:
-            found.append(f"{family} is left out: the matrix unit is not as it should be")
+        if why := job.left_out(family):
+            found.append(why)
             continue
         for variant in steps.variants(family, card.arch.name, few=True):
             wrong += _family(job, variant, (card, other), found, facts)
@@ -91,12 +89,11 @@ def _family(
     """A case of a variant on both: what is wrong; otherwise how far they are apart is told."""
     (case,) = itertools.islice(oracle_of(variant).glance(variant), 1)
     what, exact = named(variant.name, case), variant.family.oracle == QUANTIZE
-    job.note(begins=what)
     read: list[Arrays] = []
     wrong = []
     try:
         for on in devices:
-            job.say(f"{what} on {on.name}")
+            job.begins(f"{what} on {on.name}", variant)
             with checks.recorded(on) as seen:
                 result = check(variant, case, on)
             read.append(seen)

@@ -202,11 +202,12 @@ def compilers(job: Job) -> Outcome:
             try:
                 made[name] = build(variant, target.name, name)
             except HipfireError as error:
-                faults.append(f"{name} refuses {variant.entry}: {str(error).splitlines()[0]}")
+                faults.append(f"{name} does not build {variant.entry}: {' '.join(str(error).split())}"[:300])
         facts[variant.entry] = {name: one.resources.as_dict() for name, one in made.items()}
         faults += [f"{name}: {text}" for name, one in made.items() for text in _spilled(variant, one)]
         found += _apart(variant, made)
-    same = f"{', '.join(there)} take the same registers and LDS for {len(chosen)} kernels"
+    both = sum(len(made) == len(there) for made in facts.values())
+    same = f"{', '.join(there)}: the same registers and LDS for {both} kernels"
     return Outcome(FAILED if faults else PASSED, faults + (found or [same]), {"resources": facts})
 
 
@@ -227,6 +228,10 @@ def _apart(variant: Variant, made: dict[str, Artifact]) -> list[str]:
 # ---- the matrix unit ------------------------------------------------------------------------------------------------
 
 
+MOST_SAID = 6
+"""Sentences on what is wrong with a matrix unit; the figures have all."""
+
+
 def has_matrix(arch: Arch) -> bool:
     """Whether kernels with the matrix vocabulary can be built for an arch."""
     return PROBE.variant().fits(arch.name)
@@ -240,7 +245,7 @@ def matrix(job: Job) -> Outcome:
     wrong = probe(job.device)
     job.say("subnormals and rounding")
     told = arithmetic(job.device)
-    found = wrong[:12] + ([f"and {len(wrong) - 12} more"] if len(wrong) > 12 else [])
+    found = wrong[:MOST_SAID] + ([f"and {len(wrong) - MOST_SAID} more"] if len(wrong) > MOST_SAID else [])
     found = found or ["lane maps, products, reductions, conversions and loads are as the templates say"]
     found += [f"{asked}: {answer}" for asked, answer in told.items()]
     return Outcome(FAILED if wrong else PASSED, found, {"wrong": wrong, "arithmetic": told})

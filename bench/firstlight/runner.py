@@ -41,6 +41,7 @@ class Runner:
         self._folder, self._on_begin, self._on_step, self._limit_s = folder, on_begin, on_step, limit_s
         self._asked = folder.asked()
         self.plan = steps.plan(self._asked)
+        self._again: frozenset[str] = frozenset()
 
     def run(self, *, until: str = "", again: Sequence[str] = ()) -> str:
         """Run what has not come to something yet.
@@ -59,6 +60,7 @@ class Runner:
         for name in (*again, *([until] if until else ())):
             if name not in names:
                 raise InputError(f"there is no step {name!r}; the steps of this run: {', '.join(names)}")
+        self._again = frozenset(again)
         for name in again:
             self._folder.forget(name)
         try:
@@ -77,9 +79,7 @@ class Runner:
         if known is not None:
             self._on_step(step, known, True)
             return ""
-        wanting = [name for name in step.needs if not self._good(name)]
-        if wanting:
-            said = f"needs {' and '.join(wanting)}, which is not as it should be"
+        if said := self._kept_from(step):
             self._end(step, Result(step.name, SKIPPED, (said,), runfolder.now(), 0.0))
             return ""
         self._on_begin(step)
@@ -88,6 +88,18 @@ class Runner:
         if result.state in GOOD or not step.risky:
             return ""
         return "" if gone and self._alive() else self._dead(step)
+
+    def _kept_from(self, step: Step) -> str:
+        """Why a step is not run; empty where it is."""
+        wanting = [name for name in step.needs if not self._good(name)]
+        if wanting:
+            return f"needs {' and '.join(wanting)}, not as {'they' if len(wanting) > 1 else 'it'} should be"
+        if step.name in self._again:
+            return ""
+        for other in self.plan if step.family else ():
+            if self._folder.brought_down(other.name) == step.family:
+                return f"a kernel of it has brought down step {other.name}; ask for it: --again {step.name}"
+        return ""
 
     def _known(self, step: Step) -> Result | None:
         """What a step has come to before, or that it took the machine with it."""
@@ -131,7 +143,8 @@ class Runner:
         notes = self._folder.notes(step.name)
         done = {note["variant"] for note in notes if "variant" in note}
         begun = [str(note["begins"]) for note in notes if "begins" in note and note["begins"] not in done]
-        return [f"at work on {begun[-1]}; {len(done)} others were finished"] if begun else []
+        others = f"; finished before: {', '.join(sorted(done))}" if done else ""
+        return [f"at work on {begun[-1]}{others}"] if begun else []
 
     def _end(self, step: Step, result: Result) -> None:
         self._folder.keep(result)

@@ -68,6 +68,20 @@ class Job:
         """See `Folder.note`."""
         self.folder.note(self.step.name, entry)
 
+    def begins(self, what: str, variant: Variant) -> None:
+        """Note, and say, what is done next: should it not come back, its family is known."""
+        self.note(begins=what, family=variant.family.name)
+        self.say(what)
+
+    def left_out(self, family: str) -> str:
+        """Why a step of many families keeps from one; empty where it does not."""
+        if used_by(families()[family]) and not self.passed(runfolder.MATRIX):
+            return f"{family} is left out: the matrix unit is not as it should be"
+        for step in plan(self.asked):
+            if self.folder.brought_down(step.name) == family:
+                return f"{family} is left out: a kernel of it has brought down step {step.name}"
+        return ""
+
     def passed(self, step: str) -> bool:
         """Whether another step is as it should be."""
         found = self.folder.result(step)
