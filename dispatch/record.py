@@ -249,7 +249,7 @@ def typed(kind: Any, value: Any, at: str) -> Any:
     return value
 
 
-_hints = functools.cache(typing.get_type_hints)
+_hints: Any = functools.cache(typing.get_type_hints)
 
 _NAMES = {str: "a string", int: "a whole number", float: "a finite number", bool: "true or false"}
 

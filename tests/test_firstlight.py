@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +55,14 @@ class Children:
         self.folder, self.becomes, self.started = folder, becomes, list[str]()
         monkeypatch.setattr(process, "run", self.run)
 
-    def run(self, path: Path, step: str, silent_s: float) -> Ended:
+    def run(self, path: Path, step: str, silent_s: float, interrupted: Callable[[], None] = lambda: None) -> Ended:
         assert path == self.folder.path
         self.started.append(step)
         if step != "alive":
             assert self.folder.mark(step) is not None  # before it starts
         becomes = self.becomes.get(step.replace("-", "_"), PASSED)
+        if isinstance(becomes, KeyboardInterrupt):
+            interrupted()
         if isinstance(becomes, BaseException):
             raise becomes
         if isinstance(becomes, Ended):
@@ -423,7 +426,7 @@ def test_a_kernel_that_crashes(tmp_path: Path, standin: dict[str, str]) -> None:
     assert "at work on attention_flash_reduce_batched" in said
 
 
-@pytest.mark.parametrize("wrong", [False, True])
+@pytest.mark.parametrize("wrong", [pytest.param(False, marks=pytest.mark.long), True])
 def test_beside_the_interpreter(wrong: bool, tmp_path: Path, standin: dict[str, str]) -> None:
     """The blocks that the cache write quantises must be the interpreter's to the bit."""
     root, (variant,) = Path(standin["ROCM_PATH"]), few(KV)

@@ -9,6 +9,7 @@ import selectors
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,11 +42,12 @@ class Ended:
     code: int = 0
 
 
-def run(folder: Path, step: str, silent_s: float) -> Ended:
+def run(folder: Path, step: str, silent_s: float, interrupted: Callable[[], None] = lambda: None) -> Ended:
     """Run a step to its end.
 
     Args:
         silent_s: seconds without a word, once it has begun, that are a hang.
+        interrupted: called at Ctrl-C before all else: it takes a while to end a process, and this one may not have it.
     """
     command = [sys.executable, "-m", "hipfire_kernels.bench.firstlight.child", str(folder), step]
     with os.fdopen(os.memfd_create("firstlight-log"), "w+b") as log:
@@ -61,6 +63,9 @@ def run(folder: Path, step: str, silent_s: float) -> Ended:
             code = process.wait()
             log.seek(0)
             return _by_itself(code, last, log.read().decode(errors="replace").strip().splitlines())
+        except KeyboardInterrupt:
+            interrupted()
+            raise
         finally:
             _end(process)
 

@@ -63,15 +63,12 @@ class Runner:
         self._again = frozenset(again)
         for name in again:
             self._folder.forget(name)
-        try:
-            for step in self.plan:
-                if stopped := self._step(step):
-                    return stopped
-                if step.name == until:
-                    break
-            return ""
-        finally:
-            self._folder.summarize(self.summary())
+        for step in self.plan:
+            if stopped := self._step(step):
+                return stopped
+            if step.name == until:
+                break
+        return ""
 
     def _step(self, step: Step) -> str:
         """One step, if it is to be run; why no other may be run behind it, or nothing."""
@@ -93,7 +90,8 @@ class Runner:
         """Why a step is not run; empty where it is."""
         wanting = [name for name in step.needs if not self._good(name)]
         if wanting:
-            return f"needs {' and '.join(wanting)}, not as {'they' if len(wanting) > 1 else 'it'} should be"
+            which = "which are not as they should be" if len(wanting) > 1 else "which is not as it should be"
+            return f"needs {' and '.join(wanting)}, {which}"
         if step.name in self._again:
             return ""
         for other in self.plan if step.family else ():
@@ -114,6 +112,7 @@ class Runner:
         said.append(f"it is not run again unless you ask for it: --again {step.name}")
         lost = Result(step.name, LOST, tuple(said), mark.began, 0.0)
         self._folder.keep(lost)
+        self._folder.summarize(self.summary())
         return lost
 
     def _good(self, name: str) -> bool:
@@ -124,11 +123,9 @@ class Runner:
         """Run a step in its process: what came of it, and whether the process is gone."""
         began, start = runfolder.now(), time.monotonic()
         self._folder.begin(step.name)
-        try:
-            ended = process.run(self._folder.path, step.name, self._limit_s or step.silent_s)
-        except KeyboardInterrupt:
-            self._folder.unmark(step.name)
-            raise
+        ended = process.run(
+            self._folder.path, step.name, self._limit_s or step.silent_s, lambda: self._folder.unmark(step.name)
+        )
         kept = self._folder.result(step.name)
         if kept is not None:  # a process that hangs or crashes at its end has done its work
             return kept, ended.gone
@@ -148,6 +145,7 @@ class Runner:
 
     def _end(self, step: Step, result: Result) -> None:
         self._folder.keep(result)
+        self._folder.summarize(self.summary())
         self._on_step(step, result, False)
 
     def _alive(self) -> bool:

@@ -60,14 +60,12 @@ def firstlight(
         lambda step, result, known: tell(_told(step, result, known)),
         limit,
     )
-    stopped = ""
     try:
         stopped = runner.run(until=until, again=again or ())
     except KeyboardInterrupt:
         _out.note("what is finished is kept, run it again to go on")
         raise
-    finally:
-        _out.save(folder.path / PAGE, _page(runner, stopped))
+    _out.save(folder.path / PAGE, _page(runner, stopped))
     summary = runner.summary()
     if as_json:
         _out.document({**summary, "stopped": stopped, "folder": str(folder.path)})
