@@ -122,9 +122,12 @@ def _watched(job: Job, variant: Variant) -> tuple[int, list[str]]:
         return 0, [f"{variant.entry} cannot be built: {error}"]
     for case in itertools.islice(oracle_of(variant).glance(variant), FEW_CASES):
         job.begins(named(variant.name, case), variant)
-        with Canaries(on) as held:
-            result = check(variant, case, on)
-            held.look()
+        try:
+            with Canaries(on) as held:
+                result = check(variant, case, on)
+                held.look()
+        except DeviceError as error:
+            raise DeviceError(f"{named(variant.name, case)}: {error}") from error
         ran += 1
         said = [*held.faults, *([result.fault] if "outside" in result.fault else [])]
         faults += [f"{named(variant.name, case)}: {text}" for text in said]

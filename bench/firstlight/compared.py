@@ -23,7 +23,7 @@ from hipfire_kernels.checking.oracle import check, oracle_of
 from hipfire_kernels.checking.result import named
 from hipfire_kernels.dispatch import runfolder
 from hipfire_kernels.dispatch.runfolder import ABSENT, FAILED, PASSED
-from hipfire_kernels.errors import ToolchainError, ToolchainUnavailable
+from hipfire_kernels.errors import DeviceError, ToolchainError, ToolchainUnavailable
 from hipfire_kernels.kernels.arguments import QUANTIZE
 from hipfire_kernels.running.devices import ISA
 from hipfire_kernels.running.devices import device as open_device
@@ -100,6 +100,8 @@ def _family(
             wrong += [] if result.ok else [f"on {on.name}: {result.describe()}"]
     except ToolchainError as error:
         return [f"{what} cannot be built: {error}"]
+    except DeviceError as error:
+        raise DeviceError(f"{what}: {error}") from error
     equal, apart = _equal(*read), _apart(*read)
     facts["families"][variant.entry] = {"case": case.describe(), "equal": equal, "apart": apart, "exact": exact}
     if exact and not equal:
