@@ -143,7 +143,7 @@ def plan(asked: Asked) -> list[Step]:
         Step("compilers", "the runtime compiler against the offline one", "early:compilers", (runfolder.MACHINE,),
              900.0, risky=False),
         Step("matrix", "the matrix unit: lane maps, subnormals, rounding", "early:matrix", (runfolder.KERNEL,)),
-        Step("canaries", "nothing is written beside an array", "checks:canaries", (runfolder.KERNEL,)),
+        Step("canaries", "nothing is written beside an array", "checks:canaries", (runfolder.KERNEL,), 300.0),
         Step("interpreter", "the card against the interpreter, bit for bit", "compared:interpreter",
              (runfolder.KERNEL,), 600.0),
     ]  # fmt: skip
