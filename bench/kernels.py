@@ -56,12 +56,12 @@ class Shape:
 ROUTES = (BASE, "rows4", "rows8", "verify_gqa", "verify_mma")
 
 
-def route_variants(arch: str, shape: Shape) -> dict[str, Variant]:
-    """The variants that the routes of a verify block run for a shape, by route name."""
+def route_variants(arch: str, shape: Shape, routes: Sequence[str] = ROUTES) -> dict[str, Variant]:
+    """The variants that routes of a verify block run for a shape, by route name."""
     request = AttendRequest(
         arch=arch, head_dim=shape.head_dim, n_heads=shape.n_heads, n_kv_heads=shape.n_kv_heads, rows=shape.rows
     )
-    return {name: route(name).variant(request) for name in ROUTES}
+    return {name: route(name).variant(request) for name in routes}
 
 
 def choices(device: GpuDevice, shape: Shape) -> dict[str, tuning.Choice]:
@@ -78,8 +78,15 @@ def random_cache(rng: np.random.Generator, shape: Shape) -> npt.NDArray[np.uint8
     return random_q8_0(rng, kv_cache_shape(shape.ctx, shape.n_kv_heads, shape.head_dim))
 
 
-def measure(device: GpuDevice, watch: Stopwatch, shape: Shape, rounds: int, check: bool = True) -> list[dict[str, Any]]:
-    """The table's rows for one shape."""
+def measure(
+    device: GpuDevice,
+    watch: Stopwatch,
+    shape: Shape,
+    rounds: int,
+    check: bool = True,
+    routes: Sequence[str] = ROUTES,
+) -> list[dict[str, Any]]:
+    """The table's rows for one shape: a row of each route, `BASE` among them."""
     rng = np.random.default_rng(shape.ctx + shape.rows)
     q = rng.standard_normal((shape.rows, shape.n_heads, shape.head_dim), np.float32)
     k, v = random_cache(rng, shape), random_cache(rng, shape)
@@ -90,7 +97,7 @@ def measure(device: GpuDevice, watch: Stopwatch, shape: Shape, rounds: int, chec
     taken = choices(device, shape)
     plans = {
         n: verify_plan(taken[n].of(x), device, extents, shape.ctx, splits=taken[n].splits)
-        for n, x in route_variants(device.arch.name, shape).items()
+        for n, x in route_variants(device.arch.name, shape, routes).items()
     }
     calls: dict[str, Any] = {name: _caller(plan, arrays, out) for name, plan in plans.items()}
     floats = device.empty((shape.kv_bytes // 4,), np.float32)
@@ -150,12 +157,13 @@ def table(
     rounds: int,
     check: bool = True,
     step: Callable[[str], None] = lambda shape: None,
+    routes: Sequence[str] = ROUTES,
 ) -> list[dict[str, Any]]:
     """Measure every shape; `step` is called with each one's description when it is done."""
     watch = Stopwatch(device)
     rows: list[dict[str, Any]] = []
     for shape in shapes:
-        rows += measure(device, watch, shape, rounds, check)
+        rows += measure(device, watch, shape, rounds, check, routes)
         step(f"d{shape.head_dim} B{shape.rows} ctx {shape.ctx}")
     return rows
 

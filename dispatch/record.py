@@ -7,6 +7,7 @@ record and the field.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import types
@@ -248,6 +249,8 @@ def typed(kind: Any, value: Any, at: str) -> Any:
     return value
 
 
+_hints: Any = functools.cache(typing.get_type_hints)
+
 _NAMES = {str: "a string", int: "a whole number", float: "a finite number", bool: "true or false"}
 
 
@@ -261,7 +264,7 @@ def _object(kind: type[Any], value: Any, at: str) -> Any:
     for name in value:
         if name not in names:
             raise InputError(f"{at}.{name} is not a field; required: exactly the fields {', '.join(names)}")
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     return kind(**{name: typed(hints[name], value[name], f"{at}.{name}") for name in names})
 
 

@@ -84,12 +84,15 @@ def stdin(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
 
 COMMANDS = [
     "demo", "generate", "convert", "list", "render", "build", "isa", "diff", "watch", "lint", "sanitize", "parity",
-    "fuzz", "replay", "bench", "ab", "qualify", "tune", "report", "explain", "cache", "doctor",
+    "fuzz", "replay", "bench", "ab", "firstlight", "evidence", "qualify", "tune", "report", "explain", "cache",
+    "doctor",
 ]  # fmt: skip
 """All of them."""
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "cache ls", "cache verify", "cache clear", "cache path"])
+@pytest.mark.parametrize(
+    "command", [*COMMANDS, "cache ls", "cache verify", "cache clear", "cache path", "evidence add"]
+)
 def test_help_of_each_command(hfk: Hfk, command: str) -> None:
     run = hfk(*command.split(), "--help")
     assert run.code == 0

@@ -113,6 +113,7 @@ LONG: dict[str, str] = {
     "diff": "attention_verify_mma_q8_r16_g6_d8 attention_verify_mma_q8_r8_g6_d8",
     "demo": "--max-new-tokens 20000",
     "generate": "--prompt x --max-new-tokens 20000",
+    "firstlight": "--device isa:gfx1201 --full",
     "qualify": "--device host --head-dim 128 --out host.json",
     "tune": "--device host --out tuning.json",
     "ab": "--kernel tile_batched rows8 --ctx 8192",

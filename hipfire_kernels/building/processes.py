@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-_SET_CHILD_SUBREAPER = 36  # prctl(2)
+_SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 
 
 def limit_cpu(seconds: float, pid: int = 0, *, used: float = 0.0) -> None:
@@ -91,6 +91,11 @@ def end_descendants(pid: int) -> set[int]:
 def adopt_orphans() -> None:
     """Become the parent of every process below this one whose own parent ends: `end_descendants` then finds it."""
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_with_parent() -> None:
+    """Have the system end this process once the thread that started it is gone, however that ended."""
+    ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 _starting = threading.Lock()

@@ -11,6 +11,7 @@ so the probe finds rows, columns and the agreement of A with B. The order on gfx
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -63,10 +64,20 @@ PROBE = KernelFamily(
     tolerance=Tolerance(0),
 )
 
+_ANY = "gfx1100"
+"""An arch to render for: all have the same vocabulary."""
+
 _TILE = np.arange(64 * 64).astype(np.float16).reshape(64, 64)
 _FLOATS = (np.random.default_rng(3).standard_normal(128) * 10.0 ** np.linspace(-7, 4, 128)).astype(np.float32)
 _SUBNORMALS = (np.arange(1, 257) * np.where(np.arange(256) % 2, 3, -1)).reshape(16, 16) * 2.0**-24
 """Up to 768 of the 1,024 steps below the smallest normal f16, of either sign."""
+
+
+@functools.cache
+def used_by(family: KernelFamily) -> bool:
+    """Whether a family's kernels have the matrix vocabulary, which headers that they include may bring."""
+    variant = next((v for v in family.variants() if v.fits(_ANY)), None)
+    return variant is not None and "FragA" in variant.source(_ANY)
 
 
 def lane_maps(device: Device) -> dict[str, Array]:
@@ -136,6 +147,10 @@ def _multiply(device: Device, maps: dict[str, Array], a: Array, b: Array, c: Arr
     dealt = np.zeros((len(a), 32, 8)) if c is None else c[:, maps["acc_row"][:, :8], maps["acc_col"][:, :8]]
     a_words, b_words = _words(a, maps["a_row"], maps["a_k"]), _words(b, maps["b_k"], maps["b_col"])
     return _launch(device, a_words, b_words, dealt)["d"]
+
+
+multiply = _multiply
+"""The same, for who asks other questions than `probe`: of the second axis, 0 is a b + c dealt out as an Acc."""
 
 
 def _accumulators(device: Device, maps: dict[str, Array]) -> list[str]:

@@ -22,7 +22,9 @@ from hipfire_kernels.cli import (
     convert,
     diff,
     doctor,
+    evidence,
     explain,
+    firstlight,
     fuzz,
     generate,
     isa,
@@ -111,6 +113,8 @@ app.command()(fuzz.fuzz)
 app.command()(fuzz.replay)
 app.command()(bench.bench)
 app.command()(ab.ab)
+app.command()(firstlight.firstlight)
+app.add_typer(evidence.app, name="evidence")
 app.command()(qualify.qualify)
 app.command()(tune.tune)
 app.command()(report.report)

@@ -89,6 +89,13 @@ def devices() -> list[str]:
     return ["auto", *(f"{vendor}:N" for vendor in GPU_VENDORS), *HOSTS, *isa.names()]
 
 
+def cards() -> list[str]:
+    """Every kind of device that is a GPU, or stands for one."""
+    from hipfire_kernels.running.devices import GPU_VENDORS, isa
+
+    return [*(f"{vendor}:N" for vendor in GPU_VENDORS), *isa.names()]
+
+
 def checked_devices() -> list[str]:
     """The host, and the devices that have checks of their own."""
     from hipfire_kernels.running.devices import isa
