@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from budget import some
 from firstlight_lab import KV, REDUCE, TILE, asked, document, few, hfk, install, passed, quiet, replace_body
 from standin_lab import HIP, missing
 from test_endings import marked, until
@@ -152,7 +153,7 @@ def test_a_process_that_cannot_be_ended_stops_the_run(folder: Folder, monkeypatc
 STEPS = [step.name for step in steps.plan(asked(names=(KV, REDUCE, TILE)))]
 
 
-@pytest.mark.parametrize("victim", STEPS)
+@pytest.mark.parametrize("victim", some(STEPS, 5))
 def test_killed_while_a_step_runs(victim: str, folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mark says which step it was; it is not run again, and what does not need it is."""
     children = Children(folder, monkeypatch, **{victim.replace("-", "_"): Killed()})
@@ -177,7 +178,7 @@ def test_killed_while_a_step_runs(victim: str, folder: Folder, monkeypatch: pyte
     assert set(states(folder).values()) == {PASSED}
 
 
-@pytest.mark.parametrize("boundary", STEPS)
+@pytest.mark.parametrize("boundary", some(STEPS, 5))
 @pytest.mark.parametrize("behind", [False, True])
 def test_killed_between_two_steps(boundary: str, behind: bool, folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ahead of a step's mark, and behind its result: nothing is lost, and nothing is run twice."""

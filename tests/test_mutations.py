@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from budget import some
 from mutants import MUTANTS, Mutant, plant, survives
 
 from hipfire_kernels import families
@@ -29,7 +30,7 @@ def run(name: str, said: Path) -> None:
     raise SystemExit(0 if survives(plant(planted)) else CAUGHT)
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name.replace(" ", "-"))
+@pytest.mark.parametrize("mutant", some(MUTANTS, 40), ids=lambda m: m.name.replace(" ", "-"))
 def test_the_fault_is_caught(mutant: Mutant, host: Device, tmp_path: Path) -> None:
     process = PROCESSES.Process(target=run, args=(mutant.name, tmp_path / "said"))
     process.start()

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 
 import pytest
+from budget import some
 from matrix_lab import MAPS, map_device
 
 from hipfire_kernels import families
@@ -36,7 +37,7 @@ def cases(v: Variant) -> Iterator[Case]:
         yield Case(9, 321, group, 1, v.head_dim, values, window=window, seed=len(v.name))
 
 
-@pytest.mark.parametrize("v", MATRIX, ids=by_name)
+@pytest.mark.parametrize("v", some(MATRIX, 14), ids=by_name)
 def test_either_way_of_reading_is_right(v: Variant) -> None:
     for case in cases(v):
         for on in (device("host"), device("host+flush")):
@@ -48,7 +49,7 @@ HELD_AT_128 = [v for v in FORMS if v.head_dim == 128]
 
 
 @pytest.mark.parametrize(
-    ("name", "v"), [(name, v) for name in MAPS for v in HELD_AT_128 if v.family.name != MMA or name != "mma16"]
+    ("name", "v"), some([(name, v) for name in MAPS for v in HELD_AT_128 if v.family.name != MMA or name != "mma16"], 9)
 )  # whose body of verify_mma is another
 def test_with_the_lane_map_of_each_gpu(name: str, v: Variant, monkeypatch: pytest.MonkeyPatch) -> None:
     map_device(monkeypatch, name)
@@ -61,7 +62,7 @@ TWO_TERMS = [v for v in FORMS if v.family.name == MMA and v.terms == 2]
 BOTH_WAYS = TWO_TERMS + [v for v in FORMS if dict(v.params).get("kv") == "f32" and v.head_dim == 128]
 
 
-@pytest.mark.parametrize("v", BOTH_WAYS, ids=by_name)
+@pytest.mark.parametrize("v", some(BOTH_WAYS, 3), ids=by_name)
 @pytest.mark.parametrize("values", ["subnormal", "mixed"])
 @pytest.mark.parametrize("queries", ["normal", "large"])
 def test_small_values_and_weights_have_two_terms(v: Variant, values: str, queries: str) -> None:
