@@ -233,6 +233,7 @@ CHOICES: dict[str, dict[str, tuple[str, str]]] = {
     "bench": {"device": ("atuo", "auto")},
     "ab": {"device": DEVICE},
     "qualify": {"device": DEVICE, "route": ("row8", "rows8")},
+    "firstlight": {"device": ("hpi:0", "hip:N"), "family": ("attention_verify_gqa", "attention_verify_gqa_q8")},
     "tune": {"device": DEVICE, "family": ("attention_verify_gqa", "attention_verify_gqa_q8")},
     "explain": {
         "arch": ARCH, "workload": ("verfy", "verify"), "kv_format": ("q80", "q8_0"), "layout": ("chian", "chain"),
@@ -243,7 +244,7 @@ CHOICES: dict[str, dict[str, tuple[str, str]]] = {
 FREE = {
     "prompt", "prompt_file", "target", "draft", "stop", "system", "trace", "param", "against", "shard", "out",
     "ledger", "merge", "heads", "head_dim", "rows", "ctx", "kernel", "generate", "title",
-    "extent",
+    "extent", "again", "until",
 }  # fmt: skip
 """Options for which any text may be legal: texts, numbers in lists, files, pairs of names."""
 
@@ -343,7 +344,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(
 
 def test_every_option_for_a_file_to_write_is_known_here() -> None:
     found = {f"{name} --{option}" for name in NAMES for option in ("out", "trace") if option in options(name)}
-    folders = {f"{name} --out" for name in ("bundle", "fuzz", "sanitize")}
+    folders = {f"{name} --out" for name in ("bundle", "firstlight", "fuzz", "sanitize")}
     assert found - folders == {*WRITERS, "convert --out"} - {"convert"}
 
 

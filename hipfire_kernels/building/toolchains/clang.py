@@ -88,7 +88,8 @@ def _clang(chosen: Candidate) -> tuple[str, ...]:
 
 
 def _assembler(arch: Arch) -> tuple[str, ...]:
-    return ("--target=amdgcn-amd-amdhsa", f"-mcpu={arch.name}", "-c")
+    # The text is the compiler's own, and its warnings about line tables (not all files have a digest) are no author's.
+    return ("--target=amdgcn-amd-amdhsa", f"-mcpu={arch.name}", "-Wa,--no-warn", "-c")
 
 
 def _front(options: tuple[str, ...], extra: tuple[str, ...]) -> tuple[str, ...]:
