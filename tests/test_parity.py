@@ -35,7 +35,9 @@ def is_tuned(v: Variant) -> bool:
 
 
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if is_tuned(v)], ids=by_name)
-@pytest.mark.parametrize("contexts", [CONTEXTS[:6], CONTEXTS[6:]], ids=["short", "long"])
+@pytest.mark.parametrize(
+    "contexts", [CONTEXTS[:6], pytest.param(CONTEXTS[6:], marks=pytest.mark.long)], ids=["short", "long"]
+)
 def test_tuned_variants_over_the_grid(variant: Variant, contexts: tuple[int, ...], host: Device) -> None:
     for case in grid(variant, rows=ROWS, contexts=contexts):
         result = check(variant, case, host)
