@@ -176,6 +176,21 @@ def candidates(question: Question, device: Device, base: Mapping[str, int]) -> l
 # ---- whether a candidate is right -----------------------------------------------------------------------------------
 
 
+def in_words(device: Device, check: Callable[[], str]) -> str:
+    """What a check of a candidate says, or what keeps it from being checked.
+
+    Raises:
+        DeviceError: the device does no work any more.
+    """
+    try:
+        return check()
+    except (CompileError, RenderError) as error:
+        return f"does not build: {error}"
+    except DeviceError as error:
+        measure.require_alive(device, error)
+        return str(error)
+
+
 class Held:
     """Holds candidates against the float64 oracle, each once."""
 
@@ -187,17 +202,14 @@ class Held:
         """What is wrong with a variant at a number of splits; empty when there is nothing."""
         key = (variant, splits, rows, group)
         if key not in self._known:
-            try:
-                run = self._draft if variant.family.oracle == DRAFT else self._verify
-                error = run(variant, splits, Case(rows, HELD_CTX, group, 1, variant.head_dim, seed=rows))
-                limit = variant.tolerance.worst_row
-                self._known[key] = "" if error <= limit else f"error {error:.3g}, limit {limit:g}"
-            except (CompileError, RenderError) as error:
-                self._known[key] = f"does not build: {error}"
-            except DeviceError as error:
-                measure.require_alive(self._device, error)
-                self._known[key] = str(error)
+            case = Case(rows, HELD_CTX, group, 1, variant.head_dim, seed=rows)
+            self._known[key] = in_words(self._device, lambda: self._fault(variant, splits, case))
         return self._known[key]
+
+    def _fault(self, variant: Variant, splits: int | None, case: Case) -> str:
+        run = self._draft if variant.family.oracle == DRAFT else self._verify
+        error, limit = run(variant, splits, case), variant.tolerance.worst_row
+        return "" if error <= limit else f"error {error:.3g}, limit {limit:g}"
 
     def _verify(self, variant: Variant, splits: int | None, case: Case) -> float:
         on, i = self._device, inputs(case)

@@ -12,16 +12,13 @@ from dataclasses import dataclass, field
 
 from hipfire_kernels.authoring.family import KernelFamily, Site, Variant
 from hipfire_kernels.bench import pairs
+from hipfire_kernels.bench.tune import ROUNDS, in_words
 from hipfire_kernels.building.builder import build
 from hipfire_kernels.checking import declared, oracle
-from hipfire_kernels.dispatch import measure
-from hipfire_kernels.errors import CompileError, DeviceError, InputError, RenderError
+from hipfire_kernels.errors import InputError
 from hipfire_kernels.inspecting import compare
 from hipfire_kernels.kernels import families
 from hipfire_kernels.running.devices.protocol import Device
-
-ROUNDS = 18
-"""Pairs of each candidate: 17 of 18 that agree are a verdict."""
 
 
 @dataclass(frozen=True)
@@ -121,14 +118,9 @@ def run(contest: Contest, device: Device, step: Callable[[str], None]) -> None:
 
 def _fault(variant: Variant, device: Device) -> str:
     """What is wrong with a variant; empty when there is nothing."""
-    try:
-        for case in oracle.oracle_of(variant).grid(variant, quick=True):
-            found = oracle.check(variant, case, device)
-            if not found.ok:
-                return found.describe()
-    except (CompileError, RenderError) as error:
-        return f"does not build: {error}"
-    except DeviceError as error:
-        measure.require_alive(device, error)
-        return str(error)
-    return ""
+
+    def first() -> str:
+        checked = (oracle.check(variant, case, device) for case in oracle.oracle_of(variant).grid(variant, quick=True))
+        return next((found.describe() for found in checked if not found.ok), "")
+
+    return in_words(device, first)

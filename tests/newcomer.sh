@@ -20,7 +20,8 @@ took() {
 
 start=$EPOCHREALTIME
 took "a virtual environment" "$python" -m venv .venv
-took "pip install hipfire-kernels[toolchain]" .venv/bin/pip install -q "$here[toolchain]"
+git clone -q "$here" source  # pip builds in the tree that it is given
+took "pip install hipfire-kernels[toolchain]" .venv/bin/pip install -q "./source[toolchain]"
 cp -r "$here/tests/outside/rowkernels" mine
 hfk() { .venv/bin/hfk --families mine/kernels.py "$@"; }
 took "hfk lint rms_norm" hfk lint rms_norm

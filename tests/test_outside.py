@@ -18,6 +18,7 @@ import hipfire_kernels as hk
 from hipfire_kernels import InputError, KernelFamily, Lds, ParityError, Scalar, Tensor, Tolerance
 from hipfire_kernels.authoring.registry import REGISTRY, Registry
 from hipfire_kernels.building import bundle
+from hipfire_kernels.checking.declared import difference
 from hipfire_kernels.checking.oracle import oracle_of
 from hipfire_kernels.testing.axes import WORK, RandomSource
 
@@ -193,6 +194,38 @@ def test_parity_sees_faults(old: str, new: str, seen: str) -> None:
     if isinstance(failed.value, ParityError):
         assert failed.value.finding is not None
         assert not failed.value.finding.ok
+
+
+@pytest.mark.parametrize(
+    ("want", "got", "right"),
+    [
+        (65510.0, 65504.0, True),  # which it rounds to
+        (65530.0, np.inf, True),
+        (65530.0, 65504.0, True),  # nearer to where f16 ends than the tolerance
+        (65490.0, np.inf, True),
+        (-65530.0, -65504.0, True),
+        (65600.0, 65504.0, False),
+        (65400.0, np.inf, False),
+        (65510.0, np.nan, False),
+        (np.inf, 65504.0, False),
+        (np.nan, 65504.0, False),
+    ],
+)
+def test_where_a_dtype_ends_a_result_may_be_on_either_side(want: float, got: float, right: bool) -> None:
+    arg = Tensor("x", "f16", ("n",), writes=True)
+    error, fault = difference(arg, np.array([got], np.float16), np.array([want]), 1e-3)
+    assert (error <= 1e-3 and not fault) == right
+    assert right or fault.startswith("x[0] is ")
+
+
+def test_a_copy_rounds_as_everybody_does() -> None:
+    """With no tolerance there is one side."""
+    arg, want = Tensor("x", "f16", ("n",), writes=True), np.array([65510.0, 65530.0])
+    assert difference(arg, np.array([65504.0, np.inf], np.float16), want, 0.0)[1] == ""
+    assert (
+        difference(arg, np.array([65504.0, 65504.0], np.float16), want, 0.0)[1]
+        == "x[1] is 65504 instead of inf (1 such)"
+    )
 
 
 def test_drawn_cases_come_back_from_json() -> None:

@@ -19,8 +19,8 @@ C_TYPES = {
 }
 """Declared dtype to the C type in a kernel's signature. f16 and bf16 are bits: not every compiler has the types."""
 
-FLOATS = frozenset({"f32", "f16", "bf16", "f64"})
-"""The dtypes of them that hold fractions."""
+FLOATS = {"f16": 65520.0, "bf16": (2 - 2.0**-8) * 2.0**127, "f32": (2 - 2.0**-24) * 2.0**127, "f64": math.inf}
+"""The dtypes of them that hold fractions, with the smallest magnitude that rounds to infinity."""
 
 Dim = int | str
 """One extent of a declared shape: a number, or the name of a symbol bound by the arrays of a launch."""

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hipfire_kernels.authoring.args import Scalar, Tensor
+from hipfire_kernels.authoring.args import FLOATS, Scalar, Tensor
 from hipfire_kernels.authoring.declaration import named_by
 from hipfire_kernels.authoring.family import Variant
 from hipfire_kernels.bf16 import from_bf16
@@ -236,24 +236,26 @@ def _given(variant: Variant, name: str) -> bool:
 # ---- comparing ------------------------------------------------------------------------------------------------------
 
 
-def difference(arg: Tensor, got: Array, want: Array) -> tuple[float, str]:
-    """Error of the worst row, and what is wrong besides."""
-    if arg.dtype not in contents.MAX:
+def difference(arg: Tensor, got: Array, want: Array, tolerance: float) -> tuple[float, str]:
+    """Error of the worst row, and what is wrong besides. A result so near to where its dtype rounds to infinity that
+    the tolerance reaches across may be on either side."""
+    if arg.dtype not in FLOATS:
         apart = np.argwhere(got != want)
         if not len(apart):
             return 0.0, ""
         at = tuple(int(i) for i in apart[0])
         return math.inf, f"{arg.name}{list(at)} is {got[at]} instead of {want[at]:g} ({len(apart)} differ)"
-    limit = contents.MAX[arg.dtype]
-    exact = np.where(np.abs(want) > limit, np.inf, want.astype(np.float64))
+    end, size = FLOATS[arg.dtype], np.abs(want.astype(np.float64))
+    exact = np.where(size >= end, np.inf, want.astype(np.float64))
     with np.errstate(invalid="ignore"):  # a NaN that signals
         mine = _numbers(arg, got).astype(np.float64)
-    finite = np.isfinite(exact)
-    wrong = np.argwhere(finite != np.isfinite(mine))
+    finite, number = np.isfinite(exact), np.isfinite(mine)
+    either = (size > end * (1 - tolerance)) & (size < end * (1 + tolerance)) & ~np.isnan(mine)
+    wrong = np.argwhere((finite != number) & ~either)
     if len(wrong):
         at = tuple(int(i) for i in wrong[0])
         return math.inf, f"{arg.name}{list(at)} is {mine[at]:g} instead of {exact[at]:g} ({len(wrong)} such)"
-    exact, mine = np.where(finite, exact, 0.0), np.where(finite, mine, 0.0)
+    exact, mine = np.where(finite & number, exact, 0.0), np.where(finite & number, mine, 0.0)
     apart, size = _by_row(np.abs(mine - exact)), _by_row(np.abs(exact))
     # Below the least normal number a dtype has no more relative precision to give.
     return float((apart / np.maximum(size, contents.NORMAL[arg.dtype])).max(initial=0.0)), ""
@@ -359,7 +361,7 @@ class Declared:
         error = 0.0
         for name, arg in tensors(variant).items():
             if arg.writes:
-                apart, wrong = difference(arg, got[name], want[name])
+                apart, wrong = difference(arg, got[name], want[name], variant.tolerance.worst_row)
                 error, fault = max(error, apart), fault or wrong
         limit = variant.tolerance.worst_row
         if error > limit and not fault:
@@ -373,7 +375,7 @@ class Declared:
     def _hint(self, variant: Variant, case: DeclaredCase) -> str:
         """What may be said of an error besides its size: magnitudes that a kernel may not be made for."""
         wild = [n for n, held in case.contents.items() if held == "foreign" and math.isinf(tensors(variant)[n].largest)]
-        floats = [n for n in wild if tensors(variant)[n].dtype in contents.MAX]
+        floats = [n for n in wild if tensors(variant)[n].dtype in FLOATS]
         if not floats:
             return ""
         return f"({floats[0]} holds numbers of any magnitude: where that is beyond the kernel, declare its `largest`)"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,7 @@ from hipfire_kernels.errors import DeviceError
 from hipfire_kernels.interpreting import findings, native
 from hipfire_kernels.interpreting.findings import Array
 from hipfire_kernels.interpreting.program import Program
+from hipfire_kernels.running.workers import CORES, Workers
 
 _TURN = 256
 """Instructions after which another wave may have its turn, at most. Each turn's number is drawn."""
@@ -27,23 +27,7 @@ _MOST = 200_000_000
 _UNSET = 0xEE
 """What is in the argument segment between the arguments."""
 
-_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-
-
-def _new_pool() -> ThreadPoolExecutor:
-    """Its threads start when they are needed."""
-    return ThreadPoolExecutor(max_workers=_CORES, thread_name_prefix="hipfire-wave")
-
-
-_pool = _new_pool()
-
-
-def _in_forked_child() -> None:
-    global _pool
-    _pool = _new_pool()  # the threads of the other one stayed in the parent
-
-
-os.register_at_fork(after_in_child=_in_forked_child)
+_workers = Workers(CORES, "hipfire-wave")
 
 
 @dataclass(frozen=True)
@@ -94,13 +78,13 @@ def run(call: Call, mode: Mode) -> Executed:
     segment = _segment(call)
     launch, kept = _launch(call, mode, segment)
     blocks = call.grid[0] * call.grid[1] * call.grid[2]
-    parts = 1 if _CORES == 1 else min(blocks, 4 * _CORES)
+    parts = 1 if CORES == 1 else min(blocks, 4 * CORES)
     stretches = list(itertools.pairwise([blocks * i // parts for i in range(parts + 1)] if blocks else []))
     program = call.program.native(call.threads)
     if len(stretches) == 1:
         outcomes = [_stretch(program, launch, *stretches[0])]
     else:
-        jobs = [_pool.submit(_stretch, program, launch, *one) for one in stretches]
+        jobs = [_workers.threads.submit(_stretch, program, launch, *one) for one in stretches]
         try:
             outcomes = [job.result() for job in jobs]
         finally:

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from hipfire_kernels.authoring.args import FLOATS
 from hipfire_kernels.errors import InputError
-from hipfire_kernels.running.scalars import FLOATS
 
 I32_MIN, I32_MAX = -(2**31), 2**31 - 1
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 from typing import Any
 
 import numpy as np
@@ -66,9 +65,6 @@ INTEGERS = {
     for name, bits in (("i8", 8), ("u8", 8), ("i16", 16), ("i32", 32), ("u32", 32), ("i64", 64))
 }
 """The ends of each whole dtype."""
-
-FLOATS = {"f16": 65520.0, "bf16": (2 - 2.0**-8) * 2.0**127, "f32": (2 - 2.0**-24) * 2.0**127, "f64": math.inf}
-"""The smallest magnitude that rounds to infinity."""
 
 
 def in_words(dtype: str) -> str:

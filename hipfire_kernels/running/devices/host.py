@@ -15,7 +15,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +39,7 @@ from hipfire_kernels.running.devices.protocol import (
     require_aligned,
     require_contiguous,
 )
+from hipfire_kernels.running.workers import CORES, Workers
 
 if TYPE_CHECKING:
     from hipfire_kernels.building.builder import Artifact
@@ -79,25 +80,8 @@ _LANES_DIFFER, _MISALIGNED = 20, 21
 
 _FFI: Any = cffi.FFI()
 _FFI.cdef(_CDEF)
-_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 # With the stacks of 384 threads each, 64 workers take 49,000 of the 65,530 mappings that Linux grants a process.
-_WORKERS = min(_CORES, 64)
-
-
-def _pool() -> ThreadPoolExecutor:
-    """Its threads start when they are needed."""
-    return ThreadPoolExecutor(max_workers=_WORKERS, thread_name_prefix="hipfire-block")
-
-
-_POOL = _pool()
-
-
-def _in_forked_child() -> None:
-    global _POOL
-    _POOL = _pool()  # the threads of the other one stayed in the parent
-
-
-os.register_at_fork(after_in_child=_in_forked_child)
+_WORKERS = Workers(min(CORES, 64), "hipfire-block")
 
 
 def _host_array(name: str, array: Any) -> npt.NDArray[Any]:
@@ -303,7 +287,7 @@ class HostDevice(OfThisProcess):
     def _launch(self, one: Launch) -> None:
         kernel: HostKernel = one.kernel
         total = one.grid[0] * one.grid[1] * one.grid[2]
-        parts = min(total, 4 * _WORKERS) if _WORKERS > 1 else min(total, 1)
+        parts = min(total, 4 * _WORKERS.most) if _WORKERS.most > 1 else min(total, 1)
         stretches = list(itertools.pairwise([total * i // parts for i in range(parts + 1)] if parts else []))
         if not self.checked or not stretches:
             self._spread(one, [memory_check.Part(one.args, (blocks,)) for blocks in stretches])
@@ -319,7 +303,7 @@ class HostDevice(OfThisProcess):
         try:
             for part in parts:
                 launch = self._describe(kernel, one, part.under)
-                futures.append(_POOL.submit(_run, kernel, launch, one.threads, part))
+                futures.append(_WORKERS.threads.submit(_run, kernel, launch, one.threads, part))
             failures = [future.result() for future in futures]
         except BaseException:  # interrupted: no block may run on with arguments that are gone
             wait(futures)
@@ -386,7 +370,7 @@ class Failure:
         if self.code == _NO_ARENA:
             return DeviceError(
                 f"{artifact.entry}: no memory for the stacks of a block's threads, {STACK_BYTES // 1024} KiB and two "
-                f"mappings each (Linux: vm.max_map_count), on each of {_WORKERS} cores"
+                f"mappings each (Linux: vm.max_map_count), on each of {_WORKERS.most} cores"
             )
         if self.code == _WAVE_LINES:
             return DeadlockError(f"{at}: lanes of one wave are in different wave operations: {here} and {there}")
